@@ -37,7 +37,11 @@ _AT_EMPTY_PATH = 0x1000
 
 
 class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+    _fields_ = [
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    ]
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, *, mode: int = 0, resolve: int = STRICT) -> int:
@@ -70,12 +74,16 @@ def parse(path: bytes | str) -> WorkspacePath:
     """
     raw = os.fsencode(path)
     if raw.startswith(b"/") or b"\0" in raw:
-        raise BadPath(f"{display(raw)} is not a path inside the project; give one relative to its root.")
+        raise BadPath(
+            f"{display(raw)} is not a path inside the project; give one relative to its root."
+        )
     parts = [p for p in raw.split(b"/") if p not in (b"", b".")]
     if b".." in parts:
         raise BadPath(f"{display(raw)} leaves the project; give a path below its root.")
     if any(len(p) > 255 for p in parts):
-        raise BadPath(f"{display(raw)} has a name longer than 255 bytes, which no file here can have.")
+        raise BadPath(
+            f"{display(raw)} has a name longer than 255 bytes, which no file here can have."
+        )
     return WorkspacePath(b"/".join(parts))
 
 
@@ -141,7 +149,9 @@ class Tree:
         self._last: tuple[bytes, int] | None = None
 
     @classmethod
-    def open(cls, directory: str | bytes | os.PathLike[str], *, one_filesystem: bool = False) -> Self:
+    def open(
+        cls, directory: str | bytes | os.PathLike[str], *, one_filesystem: bool = False
+    ) -> Self:
         """The host's directory, which the caller has resolved and trusts; a final link is refused."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         return cls(os.open(directory, flags), one_filesystem=one_filesystem)
@@ -227,12 +237,13 @@ class Tree:
         todo = [path]
         while todo:
             directory = todo.pop()
-            found = []
             fd = self.open_at(directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 with os.scandir(fd) as entries:
-                    for entry in entries:
-                        found.append((join(directory, os.fsencode(entry.name)), entry.stat(follow_symlinks=False)))
+                    found = [
+                        (join(directory, os.fsencode(e.name)), e.stat(follow_symlinks=False))
+                        for e in entries
+                    ]
             finally:
                 os.close(fd)
             found.sort()

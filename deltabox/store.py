@@ -1,0 +1,626 @@
+"""The state database: sessions, turns, touched paths, reviews, commits, journal. SQLite in WAL mode.
+
+The one place with SQL. Rows come back as small structs; what a plan, a review or an undo record
+looks like inside is their makers' business and is kept here as JSON bytes. Synchronous: each call
+is one short transaction (0.1 ms without fsync).
+
+Every statement that belongs together goes through `transaction()`. Times are integers of
+nanoseconds since the epoch; paths are bytes.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NewType
+
+from deltabox.errors import Failed, NotFound, Refused
+
+SessionId = NewType("SessionId", str)
+CommitId = NewType("CommitId", str)
+
+# Each entry brings the schema from version i to i+1; entries are never edited once released.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    -- One agent on one workspace. state: idle | running | closed. since_ns: a base path whose ctime
+    -- is later had been changed by the user when the agent first touched it (drift).
+    -- pid, pid_start: the owner, meaningful while running; the fcntl lock on the session's
+    -- directory decides, these only name it. settings: the session's Config as JSON.
+    -- stack: frozen layers below `upper`, top first, as a JSON list of folder names.
+    CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, project BLOB NOT NULL, engine TEXT NOT NULL, isolation TEXT NOT NULL,
+        network TEXT NOT NULL, state TEXT NOT NULL, generation INTEGER NOT NULL DEFAULT 0,
+        created_ns INTEGER NOT NULL, updated_ns INTEGER NOT NULL, since_ns INTEGER NOT NULL,
+        pid INTEGER, pid_start INTEGER, socket TEXT, settings TEXT NOT NULL DEFAULT '{}',
+        stack TEXT NOT NULL DEFAULT '[]'
+    );
+    CREATE INDEX sessions_project ON sessions (project, state);
+
+    -- One command that ran in a session. code or signal, neither while it runs or when the owner died.
+    CREATE TABLE turns (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL REFERENCES sessions (id),
+        argv TEXT NOT NULL, profile TEXT NOT NULL, network TEXT NOT NULL,
+        started_ns INTEGER NOT NULL, ended_ns INTEGER, code INTEGER, signal INTEGER,
+        shared INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX turns_session ON turns (session);
+
+    -- The base's fingerprint when the agent first touched a path. type is '-' where nothing stood.
+    -- drifted: the base had already moved by then. common: where the then content is kept
+    -- ('git:<blob>', 'copy:<name>') or NULL.
+    CREATE TABLE touches (
+        session TEXT NOT NULL REFERENCES sessions (id), path BLOB NOT NULL,
+        type TEXT NOT NULL, ino INTEGER NOT NULL, size INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
+        drifted INTEGER NOT NULL, common TEXT,
+        PRIMARY KEY (session, path)
+    ) WITHOUT ROWID;
+
+    -- Which turns changed which path ("by").
+    CREATE TABLE authors (
+        session TEXT NOT NULL, path BLOB NOT NULL, turn INTEGER NOT NULL,
+        PRIMARY KEY (session, path, turn)
+    ) WITHOUT ROWID;
+
+    -- The set of pending changes since it opened. state: open | committed | aborted.
+    -- shown: the digest last shown to a person, what a commit without a digest is held against.
+    CREATE TABLE reviews (
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions (id), state TEXT NOT NULL,
+        opened_ns INTEGER NOT NULL, closed_ns INTEGER, shown TEXT
+    );
+    CREATE INDEX reviews_session ON reviews (session, state);
+
+    -- Writes to a project. state: planned → done | reversed; done → undone. done: steps that were
+    -- finished, appended as they are; record: what undo needs. kind: commit | undo.
+    CREATE TABLE commits (
+        id TEXT PRIMARY KEY, seq INTEGER NOT NULL, session TEXT, review TEXT, project BLOB NOT NULL,
+        kind TEXT NOT NULL, undoes TEXT, at_ns INTEGER NOT NULL, state TEXT NOT NULL,
+        digest TEXT, plan BLOB NOT NULL, record BLOB, summary TEXT NOT NULL DEFAULT ''
+    );
+    CREATE INDEX commits_project ON commits (project, seq);
+    CREATE TABLE commit_steps (
+        commit_id TEXT NOT NULL, step INTEGER NOT NULL, result BLOB NOT NULL,
+        PRIMARY KEY (commit_id, step)
+    ) WITHOUT ROWID;
+
+    -- What happened, in order, for `deltabox log` and event streams.
+    CREATE TABLE journal (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, at_ns INTEGER NOT NULL, session TEXT, project BLOB,
+        kind TEXT NOT NULL, data TEXT NOT NULL
+    );
+    CREATE INDEX journal_session ON journal (session);
+
+    -- Rejected and aborted deltas. size in bytes, for `deltabox gc`.
+    CREATE TABLE trash (
+        id TEXT PRIMARY KEY, session TEXT, project BLOB NOT NULL, at_ns INTEGER NOT NULL,
+        folder TEXT NOT NULL, paths INTEGER NOT NULL, bytes INTEGER NOT NULL
+    );
+    """,
+)
+
+# File systems over which SQLite's locks and shared memory are not to be trusted.
+_NETWORK_FS = {"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "fuse.sshfs", "lustre"}
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    id: SessionId
+    project: Path
+    engine: str
+    isolation: str
+    network: str
+    state: str
+    generation: int
+    created_ns: int
+    updated_ns: int
+    since_ns: int
+    pid: int | None
+    pid_start: int | None
+    socket: str | None
+    settings: str
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    id: int
+    session: SessionId
+    argv: tuple[str, ...]
+    profile: str
+    network: str
+    started_ns: int
+    ended_ns: int | None
+    code: int | None
+    signal: int | None
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    path: bytes
+    type: str
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    drifted: bool
+    common: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewRow:
+    id: str
+    session: SessionId
+    state: str
+    opened_ns: int
+    closed_ns: int | None
+    shown: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    id: CommitId
+    seq: int
+    session: SessionId | None
+    review: str | None
+    project: Path
+    kind: str
+    undoes: CommitId | None
+    at_ns: int
+    state: str
+    digest: str | None
+    plan: bytes
+    record: bytes | None
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrashRow:
+    id: str
+    session: SessionId | None
+    project: Path
+    at_ns: int
+    folder: str
+    paths: int
+    bytes: int
+
+
+def new_id(prefix: str) -> str:
+    """Eight hex digits of randomness after a letter that says what it names."""
+    return f"{prefix}{os.urandom(4).hex()}"
+
+
+class Store:
+    """The open database. Close it, or use it in `with`. One per process; not for other threads."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    @classmethod
+    def open(cls, database: Path) -> "Store":
+        """Open or create, and migrate. The folder must exist, 0700.
+
+        Raises: Refused on a network file system, Failed when a newer deltabox wrote the database.
+        """
+        kind = _filesystem(database.parent)
+        if kind in _NETWORK_FS:
+            raise Refused(
+                f"{database.parent} lies on {kind}, where SQLite cannot lock safely; "
+                "set DELTABOX_STATE_DIR to a local folder."
+            )
+        connection = sqlite3.connect(database, isolation_level=None, timeout=10)
+        connection.execute("PRAGMA journal_mode=WAL")
+        # NORMAL: a power cut may lose the last transactions, never the database. A strict commit
+        # asks for FULL around its plan (see `durable`).
+        connection.execute("PRAGMA synchronous=NORMAL")
+        store = cls(connection)
+        store._migrate(database)
+        return store
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _migrate(self, database: Path) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == len(MIGRATIONS):
+            return
+        if version > len(MIGRATIONS):
+            raise Failed(
+                f"{database} was written by a newer deltabox (schema {version}); "
+                "update deltabox or set DELTABOX_STATE_DIR to another folder."
+            )
+        with self.transaction():
+            # Looked at again under the lock: two first starts may race.
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            for number, script in enumerate(MIGRATIONS[version:], version + 1):
+                for statement in _statements(script):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={number}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; nests into the outer one."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @contextmanager
+    def durable(self, *, strict: bool) -> Iterator[None]:
+        """Within it each transaction is on the disk before it returns, if `strict`."""
+        if strict:
+            self._db.execute("PRAGMA synchronous=FULL")
+        try:
+            yield
+        finally:
+            if strict:
+                self._db.execute("PRAGMA synchronous=NORMAL")
+
+    # sessions
+
+    _SESSION = (
+        "SELECT id, project, engine, isolation, network, state, generation, created_ns, updated_ns,"
+        " since_ns, pid, pid_start, socket, settings, stack FROM sessions"
+    )
+
+    def add_session(self, session: Session) -> None:
+        self._db.execute(
+            "INSERT INTO sessions (id, project, engine, isolation, network, state, generation,"
+            " created_ns, updated_ns, since_ns, pid, pid_start, socket, settings, stack)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                session.id,
+                os.fsencode(session.project),
+                session.engine,
+                session.isolation,
+                session.network,
+                session.state,
+                session.generation,
+                session.created_ns,
+                session.updated_ns,
+                session.since_ns,
+                session.pid,
+                session.pid_start,
+                session.socket,
+                session.settings,
+                session.stack,
+            ),
+        )
+
+    def update_session(self, session: SessionId, **values: Any) -> None:
+        """Set columns by name; `updated_ns` is set too."""
+        values["updated_ns"] = time.time_ns()
+        names = ", ".join(f"{column}=?" for column in values)
+        self._db.execute(f"UPDATE sessions SET {names} WHERE id=?", (*values.values(), session))
+
+    def session(self, session: str) -> Session:
+        """By id or by an unambiguous beginning of one. Raises NotFound."""
+        rows = self._sessions("WHERE id=?", (session,)) or self._sessions(
+            "WHERE substr(id, 1, length(?))=? AND length(?)>=3", (session, session, session)
+        )
+        if len(rows) != 1:
+            raise NotFound(f"There is no session {session!r}; `deltabox sessions` lists them.")
+        return rows[0]
+
+    def sessions(self, project: Path | None = None, *, closed: bool = False) -> list[Session]:
+        """Oldest first; of one project or of all."""
+        terms, values = ["1"], []
+        if project is not None:
+            terms.append("project=?")
+            values.append(os.fsencode(project))
+        if not closed:
+            terms.append("state!='closed'")
+        return self._sessions(f"WHERE {' AND '.join(terms)} ORDER BY created_ns", values)
+
+    def _sessions(self, where: str, values: Sequence[Any]) -> list[Session]:
+        rows = self._db.execute(f"{self._SESSION} {where}", values)
+        return [Session(row[0], Path(os.fsdecode(row[1])), *row[2:]) for row in rows]
+
+    # turns and authors
+
+    def begin_turn(
+        self, session: SessionId, argv: Sequence[str], profile: str, network: str
+    ) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO turns (session, argv, profile, network, started_ns) VALUES (?,?,?,?,?)",
+            (session, json.dumps(list(argv)), profile, network, time.time_ns()),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def end_turn(
+        self, turn: int, *, code: int | None, signal: int | None, shared: bool = False
+    ) -> None:
+        self._db.execute(
+            "UPDATE turns SET ended_ns=?, code=?, signal=?, shared=? WHERE id=?",
+            (time.time_ns(), code, signal, int(shared), turn),
+        )
+
+    def turns(self, session: SessionId) -> list[Turn]:
+        rows = self._db.execute(
+            "SELECT id, session, argv, profile, network, started_ns, ended_ns, code, signal, shared"
+            " FROM turns WHERE session=? ORDER BY id",
+            (session,),
+        )
+        return [Turn(r[0], r[1], tuple(json.loads(r[2])), *r[3:9], bool(r[9])) for r in rows]
+
+    def add_authors(self, session: SessionId, turn: int, paths: Iterable[bytes]) -> None:
+        self._db.executemany(
+            "INSERT OR IGNORE INTO authors VALUES (?,?,?)", ((session, p, turn) for p in paths)
+        )
+
+    def authors(self, session: SessionId) -> dict[bytes, list[str]]:
+        """Path → the turns that changed it, as ids in words (`turn 3`)."""
+        found: dict[bytes, list[str]] = {}
+        for path, turn in self._db.execute(
+            "SELECT path, turn FROM authors WHERE session=? ORDER BY path, turn", (session,)
+        ):
+            found.setdefault(path, []).append(str(turn))
+        return found
+
+    # touches
+
+    def add_touches(self, session: SessionId, touches: Iterable[Touch]) -> None:
+        """Keeps what stands: only the first touch of a path counts."""
+        self._db.executemany(
+            "INSERT OR IGNORE INTO touches VALUES (?,?,?,?,?,?,?,?,?)",
+            (
+                (
+                    session,
+                    t.path,
+                    t.type,
+                    t.ino,
+                    t.size,
+                    t.mtime_ns,
+                    t.ctime_ns,
+                    int(t.drifted),
+                    t.common,
+                )
+                for t in touches
+            ),
+        )
+
+    def set_common(self, session: SessionId, path: bytes, common: str) -> None:
+        self._db.execute(
+            "UPDATE touches SET common=? WHERE session=? AND path=?", (common, session, path)
+        )
+
+    def touches(self, session: SessionId) -> dict[bytes, Touch]:
+        rows = self._db.execute(
+            "SELECT path, type, ino, size, mtime_ns, ctime_ns, drifted, common"
+            " FROM touches WHERE session=?",
+            (session,),
+        )
+        return {r[0]: Touch(*r[:6], bool(r[6]), r[7]) for r in rows}
+
+    def drop_touches(self, session: SessionId, paths: Iterable[bytes] | None = None) -> None:
+        """Forget first touches and authors of `paths`, or of all: they have been decided."""
+        for table in ("touches", "authors"):
+            if paths is None:
+                self._db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
+            else:
+                paths = list(paths)
+                self._db.executemany(
+                    f"DELETE FROM {table} WHERE session=? AND path=?",
+                    ((session, p) for p in paths),
+                )
+
+    # reviews
+
+    def open_review(self, session: SessionId) -> ReviewRow:
+        """The session's open review, opened now if there is none."""
+        found = self.review_of(session)
+        if found is not None:
+            return found
+        row = ReviewRow(new_id("r"), session, "open", time.time_ns(), None, None)
+        self._db.execute(
+            "INSERT INTO reviews (id, session, state, opened_ns) VALUES (?,?,?,?)",
+            (row.id, session, row.state, row.opened_ns),
+        )
+        return row
+
+    def review_of(self, session: SessionId) -> ReviewRow | None:
+        row = self._db.execute(
+            "SELECT id, session, state, opened_ns, closed_ns, shown FROM reviews"
+            " WHERE session=? AND state='open'",
+            (session,),
+        ).fetchone()
+        return ReviewRow(*row) if row else None
+
+    def set_shown(self, review: str, digest: str) -> None:
+        self._db.execute("UPDATE reviews SET shown=? WHERE id=?", (digest, review))
+
+    def close_review(self, review: str, state: str) -> None:
+        self._db.execute(
+            "UPDATE reviews SET state=?, closed_ns=? WHERE id=?", (state, time.time_ns(), review)
+        )
+
+    # commits
+
+    _COMMIT = (
+        "SELECT id, seq, session, review, project, kind, undoes, at_ns, state, digest, plan,"
+        " record, summary FROM commits"
+    )
+
+    def plan_commit(
+        self,
+        commit: CommitId,
+        *,
+        session: SessionId | None,
+        review: str | None,
+        project: Path,
+        kind: str,
+        plan: bytes,
+        digest: str | None = None,
+        undoes: CommitId | None = None,
+    ) -> None:
+        """Written before the first step touches the project."""
+        self._db.execute(
+            "INSERT INTO commits (id, seq, session, review, project, kind, undoes, at_ns, state,"
+            " digest, plan) VALUES (?, (SELECT coalesce(max(seq),0)+1 FROM commits),"
+            " ?,?,?,?,?,?,'planned',?,?)",
+            (
+                commit,
+                session,
+                review,
+                os.fsencode(project),
+                kind,
+                undoes,
+                time.time_ns(),
+                digest,
+                plan,
+            ),
+        )
+
+    def add_steps(self, commit: CommitId, results: Iterable[tuple[int, bytes]]) -> None:
+        self._db.executemany(
+            "INSERT OR REPLACE INTO commit_steps VALUES (?,?,?)",
+            ((commit, step, result) for step, result in results),
+        )
+
+    def steps(self, commit: CommitId) -> dict[int, bytes]:
+        rows = self._db.execute(
+            "SELECT step, result FROM commit_steps WHERE commit_id=?", (commit,)
+        )
+        return dict(rows.fetchall())
+
+    def finish_commit(
+        self, commit: CommitId, state: str, *, record: bytes | None = None, summary: str = ""
+    ) -> None:
+        with self.transaction():
+            self._db.execute(
+                "UPDATE commits SET state=?, record=coalesce(?, record),"
+                " summary=CASE WHEN ?='' THEN summary ELSE ? END WHERE id=?",
+                (state, record, summary, summary, commit),
+            )
+            self._db.execute("DELETE FROM commit_steps WHERE commit_id=?", (commit,))
+
+    def commit(self, commit: str) -> Commit:
+        """By id or an unambiguous beginning. Raises NotFound."""
+        rows = self._commits("WHERE id=?", (commit,)) or self._commits(
+            "WHERE substr(id, 1, length(?))=? AND length(?)>=3", (commit, commit, commit)
+        )
+        if len(rows) != 1:
+            raise NotFound(f"There is no commit {commit!r}; `deltabox log` lists them.")
+        return rows[0]
+
+    def commits(self, project: Path, *, state: str | None = None) -> list[Commit]:
+        """Newest first."""
+        if state is None:
+            return self._commits("WHERE project=? ORDER BY seq DESC", (os.fsencode(project),))
+        return self._commits(
+            "WHERE project=? AND state=? ORDER BY seq DESC", (os.fsencode(project), state)
+        )
+
+    def unfinished(self) -> list[Commit]:
+        """Plans that a process began and did not end, oldest first."""
+        return self._commits("WHERE state='planned' ORDER BY seq", ())
+
+    def all_commits(self) -> list[Commit]:
+        return self._commits("ORDER BY seq", ())
+
+    def _commits(self, where: str, values: Sequence[Any]) -> list[Commit]:
+        rows = self._db.execute(f"{self._COMMIT} {where}", values)
+        return [Commit(r[0], r[1], r[2], r[3], Path(os.fsdecode(r[4])), *r[5:13]) for r in rows]
+
+    # journal and trash
+
+    def note(
+        self,
+        kind: str,
+        *,
+        session: SessionId | None = None,
+        project: Path | None = None,
+        **data: Any,
+    ) -> None:
+        self._db.execute(
+            "INSERT INTO journal (at_ns, session, project, kind, data) VALUES (?,?,?,?,?)",
+            (
+                time.time_ns(),
+                session,
+                os.fsencode(project) if project else None,
+                kind,
+                json.dumps(data),
+            ),
+        )
+
+    def journal(self, project: Path | None = None, *, after: int = 0) -> list[dict[str, Any]]:
+        """Events after a sequence number, oldest first."""
+        rows = self._db.execute(
+            "SELECT seq, at_ns, session, project, kind, data FROM journal"
+            " WHERE seq>? AND (? IS NULL OR project=?) ORDER BY seq",
+            (after, *([os.fsencode(project) if project else None] * 2)),
+        )
+        return [
+            {
+                "seq": r[0],
+                "atNs": r[1],
+                "session": r[2],
+                "project": os.fsdecode(r[3]) if r[3] else None,
+                "kind": r[4],
+                **json.loads(r[5]),
+            }
+            for r in rows
+        ]
+
+    def add_trash(self, row: TrashRow) -> None:
+        self._db.execute(
+            "INSERT INTO trash VALUES (?,?,?,?,?,?,?)",
+            (
+                row.id,
+                row.session,
+                os.fsencode(row.project),
+                row.at_ns,
+                row.folder,
+                row.paths,
+                row.bytes,
+            ),
+        )
+
+    def trash(self) -> list[TrashRow]:
+        """Oldest first."""
+        rows = self._db.execute(
+            "SELECT id, session, project, at_ns, folder, paths, bytes FROM trash ORDER BY at_ns"
+        )
+        return [TrashRow(r[0], r[1], Path(os.fsdecode(r[2])), *r[3:]) for r in rows]
+
+    def drop_trash(self, trash: str) -> None:
+        self._db.execute("DELETE FROM trash WHERE id=?", (trash,))
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One at a time: executescript would commit the transaction it is in."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+
+
+def _filesystem(folder: Path) -> str:
+    """The type of the file system that holds `folder`, as /proc/self/mountinfo names it."""
+    device = os.stat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            fields = line.split()
+            if fields[2] == wanted:
+                return fields[fields.index("-") + 1]
+    return "unknown"
