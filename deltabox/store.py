@@ -136,7 +136,7 @@ class Turn:
     ended_ns: int | None
     code: int | None
     signal: int | None
-    shared: bool
+    shared: bool  # a background process lived beside it, so `changed` may hold its work too
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ class Store:
             " FROM turns WHERE session=? ORDER BY id",
             (session,),
         )
-        return [Turn(r[0], r[1], tuple(json.loads(r[2])), *r[3:9], bool(r[9])) for r in rows]
+        return [Turn(r[0], r[1], tuple(json.loads(r[2])), *r[3:]) for r in rows]
 
     def add_authors(self, session: SessionId, turn: int, paths: Iterable[bytes]) -> None:
         self._db.executemany(
@@ -407,7 +407,7 @@ class Store:
             " FROM touches WHERE session=?",
             (session,),
         )
-        return {r[0]: Touch(*r[:6], bool(r[6]), r[7]) for r in rows}
+        return {r[0]: Touch(*r) for r in rows}
 
     def drop_touches(self, session: SessionId, paths: Iterable[bytes] | None = None) -> None:
         """Forget first touches and authors of `paths`, or of all: they have been decided."""

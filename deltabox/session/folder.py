@@ -1,0 +1,163 @@
+"""Where a session keeps its things on disk, and the lock that says who owns it.
+
+<state>/sessions/<id>/lock     held by the owner for its life (fcntl); pid inside, for people
+                     /upper    the top layer; written only by the mount while one stands
+                     /work     overlay's own
+                     /layers/  frozen layers
+                     /mask     what hides denied paths, the topmost lower layer
+                     /home     the private home           /grafts/  uppers of cow passes
+                     /common/  copies of base files as the agent first found them
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltabox.errors import Failed, SessionBusy
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def upper(self) -> Path:
+        return self.root / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def layers(self) -> Path:
+        return self.root / "layers"
+
+    @property
+    def mask(self) -> Path:
+        return self.root / "mask"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def grafts(self) -> Path:
+        return self.root / "grafts"
+
+    @property
+    def common(self) -> Path:
+        return self.root / "common"
+
+    def create(self, owner: tuple[int, int]) -> None:
+        """Make the folder; upper and work come with the first mount. `owner` gets the home."""
+        make_private(self.root, owner)
+        for folder in (self.layers, self.common, self.grafts):
+            make_private(folder, owner)
+        make_private(self.home, owner)
+
+    def remove(self) -> None:
+        """Delete everything; also what an agent made unreadable or overlay left with mode 000."""
+        remove_tree(self.root)
+
+
+def make_private(folder: Path, owner: tuple[int, int]) -> None:
+    """mkdir -p with mode 0700 for the last part, owned by `owner` when we are root."""
+    missing = [folder]
+    while not missing[-1].parent.is_dir():
+        missing.append(missing[-1].parent)
+    for part in reversed(missing):
+        try:
+            part.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        if os.geteuid() == 0 and owner != (0, 0):
+            os.chown(part, *owner)
+
+
+def remove_tree(folder: Path) -> None:
+    """rm -rf that first gives itself the rights it lacks. Never follows a link.
+
+    Raises: Failed naming what could not be removed.
+    """
+    if not os.path.lexists(folder):
+        return
+    # Python's rmtree is fd-based and takes no link for a folder; only rights are missing then.
+    for directory, names, _ in os.walk(folder, topdown=True):
+        for part in (directory, *(os.path.join(directory, n) for n in names)):
+            st = os.lstat(part)
+            if stat.S_ISDIR(st.st_mode) and st.st_mode & 0o700 != 0o700:
+                os.chmod(part, st.st_mode | 0o700)
+    try:
+        shutil.rmtree(folder)
+    except OSError as exc:
+        raise Failed(f"{folder} could not be removed ({exc}); remove it by hand.") from exc
+
+
+def owner_of(lock: Path) -> str:
+    """Who the lock file says holds it, for a sentence."""
+    try:
+        text = lock.read_text().strip()
+    except OSError:
+        text = ""
+    return f"process {text}" if text else "another process"
+
+
+@contextmanager
+def locked(lock: Path, *, what: str) -> Iterator[None]:
+    """Hold an fcntl lock on `lock` for the context; gone with the process, however it ends.
+
+    Not inherited by children, and lost when the process closes *any* descriptor of the file:
+    open it nowhere else. Raises: SessionBusy naming the holder.
+    """
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise SessionBusy(
+                f"{what} is in use by {owner_of(lock)}; wait for it or work through it."
+            ) from exc
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def is_locked(lock: Path) -> bool:
+    """True while another process holds the lock. Never call it in the holder: see `locked`."""
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno in (errno.EACCES, errno.EAGAIN):
+            return True
+        raise
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with the pid a name that is never reused."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
