@@ -49,13 +49,14 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX turns_session ON turns (session);
 
-    -- The base's fingerprint when the agent first touched a path. type is '-' where nothing stood.
+    -- The base's fingerprint when the agent first touched a path. type is file, dir, symlink,
+    -- special, or '-' where nothing stood; mode holds permission bits only.
     -- drifted: the base had already moved by then. common: where the then content is kept
     -- ('git:<blob>', 'copy:<name>') or NULL.
     CREATE TABLE touches (
         session TEXT NOT NULL REFERENCES sessions (id), path BLOB NOT NULL,
         type TEXT NOT NULL, ino INTEGER NOT NULL, size INTEGER NOT NULL,
-        mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, mode INTEGER NOT NULL,
         drifted INTEGER NOT NULL, common TEXT,
         PRIMARY KEY (session, path)
     ) WITHOUT ROWID;
@@ -147,6 +148,7 @@ class Touch:
     size: int
     mtime_ns: int
     ctime_ns: int
+    mode: int
     drifted: bool
     common: str | None
 
@@ -379,7 +381,7 @@ class Store:
     def add_touches(self, session: SessionId, touches: Iterable[Touch]) -> None:
         """Keeps what stands: only the first touch of a path counts."""
         self._db.executemany(
-            "INSERT OR IGNORE INTO touches VALUES (?,?,?,?,?,?,?,?,?)",
+            "INSERT OR IGNORE INTO touches VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
                 (
                     session,
@@ -389,6 +391,7 @@ class Store:
                     t.size,
                     t.mtime_ns,
                     t.ctime_ns,
+                    t.mode,
                     int(t.drifted),
                     t.common,
                 )
@@ -403,7 +406,7 @@ class Store:
 
     def touches(self, session: SessionId) -> dict[bytes, Touch]:
         rows = self._db.execute(
-            "SELECT path, type, ino, size, mtime_ns, ctime_ns, drifted, common"
+            "SELECT path, type, ino, size, mtime_ns, ctime_ns, mode, drifted, common"
             " FROM touches WHERE session=?",
             (session,),
         )

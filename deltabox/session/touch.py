@@ -12,11 +12,12 @@ Watches only; it never writes the upper, and decides nothing. Not safe for two t
 import ctypes
 import errno
 import os
-import stat
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
+from deltabox.engines.delta import Fingerprint, Kind
 from deltabox.paths import ROOT, Tree, WorkspacePath, is_within, join
 from deltabox.store import Touch
 
@@ -34,6 +35,8 @@ _ISDIR = 0x40000000
 _MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR
 _EVENT = struct.Struct("iIII")
 _BUFFER = 256 * 1024
+
+ABSENT = "-"  # the type of a touch where the base had nothing
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -191,24 +194,17 @@ def fingerprint(base: Tree, path: WorkspacePath, *, since_ns: int) -> Touch:
     """What stands in the base at `path` now. About 6 µs."""
     st = base.lstat_or_none(path)
     if st is None:
-        return Touch(path, "-", 0, 0, 0, 0, drifted=False, common=None)
-    drifted = st.st_ctime_ns > since_ns and not stat.S_ISDIR(st.st_mode)
+        return Touch(path, ABSENT, 0, 0, 0, 0, 0, drifted=False, common=None)
+    now = Fingerprint.of(st)
+    drifted = now.ctime_ns > since_ns and now.type != "dir"
     return Touch(
-        path,
-        letter(st.st_mode),
-        st.st_ino,
-        st.st_size,
-        st.st_mtime_ns,
-        st.st_ctime_ns,
-        drifted=drifted,
-        common=None,
+        path, now.type, now.ino, now.size, now.mtime_ns, now.ctime_ns, now.mode, drifted, None
     )
 
 
-def letter(mode: int) -> str:
-    """f, d, l for files, directories and links; s for the rest."""
-    if stat.S_ISREG(mode):
-        return "f"
-    if stat.S_ISDIR(mode):
-        return "d"
-    return "l" if stat.S_ISLNK(mode) else "s"
+def recorded(touch: Touch) -> Fingerprint | None:
+    """The fingerprint that a stored touch holds; None where nothing stood."""
+    if touch.type == ABSENT:
+        return None
+    kind = cast(Kind, touch.type)
+    return Fingerprint(kind, touch.ino, touch.size, touch.mtime_ns, touch.ctime_ns, touch.mode)
