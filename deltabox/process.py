@@ -177,3 +177,18 @@ def run_trusted(
         words = exc.stderr.decode("utf-8", "replace").strip()[-500:]
         raise Failed(f"{os.fsdecode(argv[0])} ended with {exc.returncode}: {words}") from exc
     return done.stdout
+
+
+def run_pager(argv: Sequence[str], text: str, *, env: Mapping[str, str]) -> bool:
+    """Show `text` in the user's own pager on our terminal and wait; False when it cannot start.
+
+    Runs on the host by the user's choice of PAGER, with the user's environment; `text` must have
+    been escaped.
+    """
+    try:
+        with subprocess.Popen(list(argv), stdin=subprocess.PIPE, env=dict(env)) as pager:
+            with contextlib.suppress(BrokenPipeError):  # left before the end: no error
+                pager.communicate(text.encode("utf-8", "surrogateescape"))
+    except OSError:
+        return False
+    return True
