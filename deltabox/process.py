@@ -186,9 +186,11 @@ def run_pager(argv: Sequence[str], text: str, *, env: Mapping[str, str]) -> bool
     been escaped.
     """
     try:
-        with subprocess.Popen(list(argv), stdin=subprocess.PIPE, env=dict(env)) as pager:
-            with contextlib.suppress(BrokenPipeError):  # left before the end: no error
-                pager.communicate(text.encode("utf-8", "surrogateescape"))
+        with (
+            subprocess.Popen(list(argv), stdin=subprocess.PIPE, env=dict(env)) as pager,
+            contextlib.suppress(BrokenPipeError),  # left before the end: no error
+        ):
+            pager.communicate(text.encode("utf-8", "surrogateescape"))
     except OSError:
         return False
     return True
