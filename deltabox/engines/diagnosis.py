@@ -50,7 +50,14 @@ class Remedy:
 
     text: str
     command: str = ""
-    file: str = ""  # contents that the command expects on its standard input
+
+    @property
+    def shown(self) -> str:
+        if not self.command:
+            return f"{self.text}."
+        return f"{self.text}:" + (
+            f"\n{self.command}" if "\n" in self.command else f" `{self.command}`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +67,13 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """The reason and the first thing to do."""
+        """The reason and the first thing to do, on one line."""
         if not self.remedies:
             return f"{self.reason}. `deltabox doctor` tells more."
-        first = self.remedies[0]
-        step = (
-            f"{first.text}: `{first.command}`" if first.command and not first.file else first.text
-        )
-        return f"{self.reason}. {step}."
+        first = self.remedies[0].shown
+        if "\n" in first:
+            first = f"{self.remedies[0].text}; `deltabox doctor` prints how."
+        return f"{self.reason}. {first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +145,10 @@ def _explain_namespaces(failure: Failure, facts: Facts) -> Explanation:
             "AppArmor on this system gives ordinary users user namespaces without rights",
             (
                 Remedy(
-                    "Allow deltabox's holder by an AppArmor profile, which `deltabox doctor` prints",
-                    "sudo tee /etc/apparmor.d/deltabox-view && "
+                    "Allow the program that holds deltabox's views by an AppArmor profile",
+                    "sudo tee /etc/apparmor.d/deltabox-view >/dev/null <<'END'\n"
+                    f"{apparmor_profile(facts.holder)}END\n"
                     "sudo apparmor_parser -r /etc/apparmor.d/deltabox-view",
-                    apparmor_profile(facts.holder),
                 ),
             ),
         )

@@ -19,7 +19,7 @@ import trio
 
 from deltabox.engines import delta
 from deltabox.engines.base import Capabilities, Entrance, Graft, ViewSpec
-from deltabox.engines.diagnosis import Failure, Remedy, explain, gather
+from deltabox.engines.diagnosis import Failure, explain, gather
 from deltabox.errors import EngineUnavailable
 from deltabox.paths import Tree, WorkspacePath, display
 from deltabox.process import Control, end, native_program, open_process
@@ -36,7 +36,7 @@ class Verdict:
 
     usable: bool
     reason: str
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[str, ...] = ()
 
 
 class OverlayView:
@@ -127,11 +127,19 @@ def prepare_layers(upper: Path, work: Path, base: Path) -> None:
     """Make `upper` and `work` where missing; the upper's root gets the base root's mode and owner.
 
     An overlay shows its upper's root as the project's own, so a private mode there would show.
+    Raises: EngineUnavailable.
     """
-    if not upper.exists():
-        delta.create_layer(upper, os.stat(base))
-    with suppress(FileExistsError):
-        work.mkdir(mode=0o700)
+    try:
+        if not upper.exists():
+            delta.create_layer(upper, os.stat(base))
+        with suppress(FileExistsError):
+            work.mkdir(mode=0o700)
+    except OSError as exc:
+        where = display(os.fsencode(upper))
+        raise EngineUnavailable(
+            f"The delta at {where} cannot be made ({exc.strerror}); make its directory writable, "
+            "or set DELTABOX_STATE_DIR elsewhere."
+        ) from exc
 
 
 def remove_layers(*layers: Path) -> None:
@@ -159,7 +167,10 @@ async def usable(project: Path, state_dir: Path) -> Verdict:
     The trial lives in a temporary directory of `state_dir` and never writes the project. Costs
     about 5 ms.
     """
-    trial = Path(tempfile.mkdtemp(prefix="trial-", dir=state_dir))
+    try:
+        trial = Path(tempfile.mkdtemp(prefix="trial-", dir=state_dir))
+    except OSError as exc:
+        return Verdict(False, f"The state directory {state_dir} cannot be used: {exc.strerror}.")
     for name in ("home", "home-at"):
         (trial / name).mkdir(mode=0o700)
     spec = ViewSpec(
@@ -302,7 +313,7 @@ def _unavailable(spec: ViewSpec, answer: list[bytes]) -> EngineUnavailable:
         step=failure.step,
         path=display(path),
         errno=failure.code,
-        remedies=told.remedies,
+        remedies=[remedy.shown for remedy in told.remedies],
     )
 
 

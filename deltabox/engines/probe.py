@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltabox.engines.diagnosis import Remedy
 from deltabox.errors import BadUsage, EngineUnavailable
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class EngineReport:
     name: str
     usable: bool
     reason: str
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[str, ...] = ()
 
 
 def choose(name: str) -> "Engine":
