@@ -157,15 +157,16 @@ def _explain_namespaces(failure: Failure, facts: Facts) -> Explanation:
             "User namespaces are switched off for ordinary users",
             (Remedy("Switch them on", "sudo sysctl kernel.unprivileged_userns_clone=1"),),
         )
-    for name in ("user/max_user_namespaces", "user/max_mnt_namespaces"):
-        if failure.code == errno.ENOSPC or settings.get(name) == "0":
-            limit = settings.get(name, "unknown")
-            key = name.replace("/", ".")
-            if limit == "0" or failure.code == errno.ENOSPC:
-                return Explanation(
-                    f"No more namespaces can be made: {key} is {limit}",
-                    (Remedy("Raise the limit", f"sudo sysctl {key}=16384"),),
-                )
+    # Root makes no user namespace, so its limit is not what stands in root's way.
+    limits = ("user/max_user_namespaces", "user/max_mnt_namespaces")[facts.uid == 0 :]
+    spent = [name for name in limits if settings.get(name) == "0"]
+    if failure.code == errno.ENOSPC or spent:
+        name = (spent or limits)[0]
+        key = name.replace("/", ".")
+        return Explanation(
+            f"No more namespaces can be made: {key} is {settings.get(name, 'unknown')}",
+            (Remedy("Raise the limit", f"sudo sysctl {key}=16384"),),
+        )
     if facts.uid == 0 and not facts.may_administer:
         return Explanation(
             "Root has no right to mount here, as in most containers",
