@@ -75,17 +75,20 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX reviews_session ON reviews (session, state);
 
-    -- Writes to a project. state: planned → done | reversed; done → undone. done: steps that were
-    -- finished, appended as they are; record: what undo needs. kind: commit | undo.
+    -- Writes to a project. state: planned → done | reversed; done → undone; any → expired when its
+    -- undo copies are gone. progress: how far the plan is, while it is planned. record: what undo
+    -- needs. kind: commit | undo.
     CREATE TABLE commits (
         id TEXT PRIMARY KEY, seq INTEGER NOT NULL, session TEXT, review TEXT, project BLOB NOT NULL,
         kind TEXT NOT NULL, undoes TEXT, at_ns INTEGER NOT NULL, state TEXT NOT NULL,
-        digest TEXT, plan BLOB NOT NULL, record BLOB, summary TEXT NOT NULL DEFAULT ''
+        digest TEXT, plan BLOB NOT NULL, progress BLOB, record BLOB, summary TEXT NOT NULL DEFAULT ''
     );
     CREATE INDEX commits_project ON commits (project, seq);
-    CREATE TABLE commit_steps (
-        commit_id TEXT NOT NULL, step INTEGER NOT NULL, result BLOB NOT NULL,
-        PRIMARY KEY (commit_id, step)
+
+    -- What commits made under a live view left in the base, so that it does not count as the user's.
+    CREATE TABLE ours (
+        session TEXT NOT NULL, path BLOB NOT NULL, fingerprint BLOB NOT NULL,
+        PRIMARY KEY (session, path)
     ) WITHOUT ROWID;
 
     -- What happened, in order, for `deltabox log` and event streams.
@@ -176,6 +179,7 @@ class Commit:
     state: str
     digest: str | None
     plan: bytes
+    progress: bytes | None
     record: bytes | None
     summary: str
 
@@ -458,7 +462,7 @@ class Store:
 
     _COMMIT = (
         "SELECT id, seq, session, review, project, kind, undoes, at_ns, state, digest, plan,"
-        " record, summary FROM commits"
+        " progress, record, summary FROM commits"
     )
 
     def plan_commit(
@@ -473,11 +477,12 @@ class Store:
         digest: str | None = None,
         undoes: CommitId | None = None,
     ) -> None:
-        """Written before the first step touches the project."""
+        """Written before the first step touches the project; again when it is planned anew."""
         self._db.execute(
             "INSERT INTO commits (id, seq, session, review, project, kind, undoes, at_ns, state,"
             " digest, plan) VALUES (?, (SELECT coalesce(max(seq),0)+1 FROM commits),"
-            " ?,?,?,?,?,?,'planned',?,?)",
+            " ?,?,?,?,?,?,'planned',?,?)"
+            " ON CONFLICT (id) DO UPDATE SET plan=excluded.plan, progress=NULL",
             (
                 commit,
                 session,
@@ -491,28 +496,29 @@ class Store:
             ),
         )
 
-    def add_steps(self, commit: CommitId, results: Iterable[tuple[int, bytes]]) -> None:
-        self._db.executemany(
-            "INSERT OR REPLACE INTO commit_steps VALUES (?,?,?)",
-            ((commit, step, result) for step, result in results),
-        )
-
-    def steps(self, commit: CommitId) -> dict[int, bytes]:
-        rows = self._db.execute(
-            "SELECT step, result FROM commit_steps WHERE commit_id=?", (commit,)
-        )
-        return dict(rows.fetchall())
+    def set_progress(self, commit: CommitId, progress: bytes) -> None:
+        self._db.execute("UPDATE commits SET progress=? WHERE id=?", (progress, commit))
 
     def finish_commit(
         self, commit: CommitId, state: str, *, record: bytes | None = None, summary: str = ""
     ) -> None:
-        with self.transaction():
-            self._db.execute(
-                "UPDATE commits SET state=?, record=coalesce(?, record),"
-                " summary=CASE WHEN ?='' THEN summary ELSE ? END WHERE id=?",
-                (state, record, summary, summary, commit),
-            )
-            self._db.execute("DELETE FROM commit_steps WHERE commit_id=?", (commit,))
+        self._db.execute(
+            "UPDATE commits SET state=?, progress=NULL, record=coalesce(?, record),"
+            " summary=CASE WHEN ?='' THEN summary ELSE ? END WHERE id=?",
+            (state, record, summary, summary, commit),
+        )
+
+    def add_ours(self, session: SessionId, prints: Iterable[tuple[bytes, bytes]]) -> None:
+        self._db.executemany(
+            "INSERT OR REPLACE INTO ours VALUES (?,?,?)", ((session, p, f) for p, f in prints)
+        )
+
+    def ours(self, session: SessionId) -> dict[bytes, bytes]:
+        rows = self._db.execute("SELECT path, fingerprint FROM ours WHERE session=?", (session,))
+        return dict(rows.fetchall())
+
+    def drop_ours(self, session: SessionId) -> None:
+        self._db.execute("DELETE FROM ours WHERE session=?", (session,))
 
     def commit(self, commit: str) -> Commit:
         """By id or an unambiguous beginning. Raises NotFound."""
@@ -540,7 +546,7 @@ class Store:
 
     def _commits(self, where: str, values: Sequence[Any]) -> list[Commit]:
         rows = self._db.execute(f"{self._COMMIT} {where}", values)
-        return [Commit(r[0], r[1], r[2], r[3], Path(os.fsdecode(r[4])), *r[5:13]) for r in rows]
+        return [Commit(r[0], r[1], r[2], r[3], Path(os.fsdecode(r[4])), *r[5:14]) for r in rows]
 
     # journal and trash
 

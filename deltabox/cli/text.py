@@ -152,19 +152,17 @@ def remarks(result: dict[str, Any], colours: Palette = PLAIN) -> Iterator[str]:
 
 
 def coloured_patch(patch: str, colours: Palette) -> str:
-    """A unified diff with a colour for each kind of line."""
+    """The readable form of review/text.py with a colour for each kind of line; a line that begins
+
+    with a letter is a file's heading there, since content lines begin with ` +-@` or a backslash.
+    """
     if not colours.off:
         return patch
     tints = {"+": colours.green, "-": colours.red, "@": colours.cyan}
     out = []
     for line in patch.splitlines():
-        if line.startswith(
-            ("diff ", "index ", "--- ", "+++ ", "rename ", "new file", "deleted file")
-        ):
-            out.append(f"{colours.bold}{line}{colours.off}")
-        else:
-            tint = tints.get(line[:1], "")
-            out.append(f"{tint}{line}{colours.off}" if tint else line)
+        tint = colours.bold if line[:1].isalpha() else tints.get(line[:1], "")
+        out.append(f"{tint}{line}{colours.off}" if tint else line)
     return "\n".join(out) + ("\n" if patch.endswith("\n") else "")
 
 

@@ -1,0 +1,88 @@
+"""Reverses a commit on the base from its record; the reversal is a commit like any other.
+
+Never overwrites what the user did since: a path that is not what the commit left is a conflict,
+and then nothing is undone. The result has its own record, so an undo can be undone.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+from deltabox.engines.delta import Fingerprint
+from deltabox.errors import Refused
+from deltabox.paths import Tree, display
+from deltabox.review.executor import Executor
+from deltabox.review.steps import Action, Committed, Plan, Progress, Step, UndoRecord, arrange
+
+
+def plan(
+    record: UndoRecord, *, commit: str, now_ns: int | None = None, durability: str = "fast"
+) -> Plan:
+    """The steps back, as data. commit: the id of the undo itself. Files get new modification times:
+    a build that saw the committed version must see that this one is another."""
+    now = time.time_ns() if now_ns is None else now_ns
+    actions = []
+    for order, entry in enumerate(record.entries):
+        before, after = entry.before, entry.after
+        if before is None:
+            if after is not None:
+                actions.append(Action(op="take", path=entry.path, type=after.type, expect=after))
+            continue
+        is_put = entry.copy is not None or after is None or after.type != before.type
+        actions.append(
+            Action(
+                op="put" if is_put else "chmod",
+                path=entry.path,
+                type=before.type,
+                expect=after,
+                mode=before.mode if before.type != "symlink" else None,
+                copy=entry.copy,
+                copy_print=entry.copy_print,
+                copies=record.copies,
+                owner=(before.uid, before.gid),
+                mtime_ns=None if before.type == "dir" else now + order,
+            )
+        )
+    ordered, steps = arrange(actions)
+    return Plan(
+        commit=commit,
+        actions=ordered,
+        steps=steps,
+        durability="strict" if durability == "strict" else "fast",
+    )
+
+
+def undo(
+    base: Tree,
+    record: UndoRecord,
+    *,
+    commit: str,
+    undo_dir: str,
+    store: Callable[[Plan], None] = lambda _plan: None,
+    record_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_step: Callable[[Step], None] | None = None,
+    durability: str = "fast",
+) -> Committed:
+    """All paths of the commit back, or none. The record's copies stay until the caller drops them.
+
+    Raises: ReviewConflict when the project is no longer what the commit left, Refused when an undo
+    copy was written to since, Failed.
+    """
+    for entry in record.entries:
+        if entry.copy is None or entry.copy_print is None:
+            continue
+        try:
+            st = os.lstat(os.path.join(record.copies, entry.copy))
+        except FileNotFoundError:
+            raise Refused(
+                f"The undo copy of {display(entry.path)} is gone, so this commit cannot be undone."
+            ) from None
+        if not Fingerprint.of(st).moved_from(entry.copy_print):
+            raise Refused(
+                f"The undo copy of {display(entry.path)} was written to after the commit (a program"
+                f" held the old file open); it lies in {record.copies}."
+            )
+    planned = plan(record, commit=commit, durability=durability)
+    store(planned)
+    executor = Executor(base, planned, undo_dir=undo_dir, record=record_progress, on_step=on_step)
+    return executor.run()

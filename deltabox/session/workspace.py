@@ -1,0 +1,318 @@
+"""A mounted session: its view, its watcher, its commands, and decisions while it lives.
+
+Owns everything between the first mount and the last unmount; whoever opened it closes it. The
+upper is written by the mount alone; what this file decides about it goes through pending.py.
+"""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from deltabox.config import Config, Places
+from deltabox.engines import probe
+from deltabox.engines.base import View
+from deltabox.errors import BadUsage
+from deltabox.isolation import command as commands
+from deltabox.isolation import host, none, policy, sandbox
+from deltabox.isolation.policy import Facts, Network, Profile, Wish
+from deltabox.isolation.running import Command, Exit, Stdio, Tty
+from deltabox.paths import Tree, WorkspacePath
+from deltabox.session import common, pending
+from deltabox.session.folder import Folder
+from deltabox.session.recipe import owner_of, view_spec
+from deltabox.session.touch import Seen, TouchWatcher
+from deltabox.store import Session, Store, Touch
+
+
+@dataclass(slots=True)
+class Running:
+    """One command of the session and what it has changed so far."""
+
+    turn: int
+    command: Command
+    has_terminal: bool
+    paths: set[WorkspacePath] = field(default_factory=set)
+
+
+class Workspace:
+    """An open session. Made by `open_workspace` only."""
+
+    def __init__(
+        self,
+        store: Store,
+        where: Places,
+        session: Session,
+        settings: Config,
+        folder: Folder,
+        view: View,
+        facts: Facts,
+        base: Tree,
+        watcher: TouchWatcher,
+        bwrap: sandbox.Bubblewrap | None,
+    ) -> None:
+        self.session = session
+        self.settings = settings
+        self.view = view
+        self._store = store
+        self._where = where
+        self._folder = folder
+        self._facts = facts
+        self._base = base
+        self._watcher = watcher
+        self._bwrap = bwrap
+        self._running: list[Running] = []
+        self._common_left = settings.limits.common
+        self._fresh: list[Touch] = []
+        self._decisions = trio.Lock()
+
+    @asynccontextmanager
+    async def command(
+        self,
+        argv: Sequence[str],
+        *,
+        stdio: Stdio,
+        cwd: Path,
+        profile: str | None = None,
+        named_env: Sequence[tuple[str, str]] = (),
+    ) -> AsyncIterator[Running]:
+        """Run one command in the workspace for the life of the context; journaled as a turn.
+
+        argv[0] is looked up inside, by the sandbox's PATH. Raises: IsolationUnavailable, Refused,
+        NotFound (cwd). Cancellation: ends the command and everything it started.
+        """
+        if not argv:
+            raise BadUsage("There is no command to run; write it after `--`.")
+        wish = Wish(
+            cwd=cwd,
+            profile=cast(Profile, profile or self.settings.profile),
+            network=cast(Network, self.settings.network),
+            nest=self.settings.nest,
+            named_env=tuple(named_env),
+            tmp_bytes=self.settings.limits.tmp,
+            shm_bytes=self.settings.limits.shm,
+            rlimits=(("core", self.settings.limits.core), ("nofile", self.settings.limits.nofile)),
+        )
+        built = policy.build(self._facts, wish)
+        turn = self._begin(argv, wish)
+        words = [os.fsencode(word) for word in argv]
+        exit_: Exit | None = None
+        running: Running | None = None
+        try:
+            if self._bwrap is not None:
+                starting = sandbox.start(built, self._bwrap, self.view.enter, words, stdio)
+            else:
+                starting = none.start(built, self.view.enter, words, stdio)
+            async with starting as started:
+                running = Running(turn, started, isinstance(stdio, Tty))
+                self._running.append(running)
+                try:
+                    yield running
+                finally:
+                    self._running.remove(running)
+                    with trio.CancelScope(shield=True), trio.move_on_after(0.5):
+                        exit_ = await started.wait()
+            self._take(self._watcher.drain(), also=running)
+        finally:
+            self._end(turn, argv, exit_, running.paths if running else set())
+
+    def _begin(self, argv: Sequence[str], wish: Wish) -> int:
+        with self._store.transaction():
+            self._take(self._watcher.drain())
+            turn = self._store.begin_turn(self.session.id, argv, wish.profile, wish.network)
+            self._store.note(
+                "turn.start",
+                session=self.session.id,
+                project=self.session.project,
+                turn=turn,
+                argv=list(argv),
+            )
+        return turn
+
+    def _end(
+        self, turn: int, argv: Sequence[str], exit_: Exit | None, changed: set[WorkspacePath]
+    ) -> None:
+        now = time.time_ns()
+        code = exit_.code if exit_ else None
+        signal = exit_.signal if exit_ else None
+        with self._store.transaction():
+            self._store.end_turn(turn, code=code, signal=signal, shared=bool(self._running))
+            began = next(t.started_ns for t in self._store.turns(self.session.id) if t.id == turn)
+            self._store.note(
+                "turn.end",
+                session=self.session.id,
+                project=self.session.project,
+                turn=turn,
+                code=code,
+                signal=signal,
+                durationNs=now - began,
+                changed=len(self.changed(changed)),
+            )
+
+    def changed(self, paths: Iterable[WorkspacePath]) -> list[WorkspacePath]:
+        """Of paths with events, those that are more than a copied-up folder of the project."""
+        found = []
+        for path in sorted(paths):
+            st = self._base.lstat_or_none(path)
+            if st is None or not stat.S_ISDIR(st.st_mode):
+                found.append(path)
+        return found
+
+    def _take(self, seen: Seen, also: Running | None = None) -> None:
+        """Record first touches, and who was running while paths changed."""
+        if not seen.paths:
+            return
+        running = [*self._running, *([also] if also else [])]
+        with self._store.transaction():
+            self._store.add_touches(self.session.id, seen.first)
+            self._store.open_review(self.session.id)
+            for one in running:
+                one.paths |= seen.paths
+                self._store.add_authors(self.session.id, one.turn, seen.paths)
+        self._fresh.extend(seen.first)
+
+    async def watch(self) -> None:
+        """Take first touches as they happen, and keep common versions beside; runs till cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._watcher.fd)
+            self._take(self._watcher.drain())
+            await self._keep_common()
+
+    async def _keep_common(self) -> None:
+        if not self._fresh:
+            return
+        batch, self._fresh = self._fresh, []
+        kept = await trio.to_thread.run_sync(
+            lambda: common.keep(self._base, self._folder.common, batch, budget=self._common_left)
+        )
+        sizes = {t.path: t.size for t in batch}
+        self._common_left -= sum(sizes[p] for p in kept)
+        with self._store.transaction():
+            for path, name in kept.items():
+                self._store.set_common(self.session.id, path, name)
+
+    async def decide(self, act: Callable[[pending.Pending], dict[str, Any]]) -> dict[str, Any]:
+        """Run one decision beside live commands: they are stopped while it looks, where they can be.
+
+        In a thread with a database connection of its own. Cancellation: not once it has begun.
+        """
+        async with self._decisions:
+            self._take(self._watcher.drain())
+            frozen = await self._freeze()
+            try:
+                root = os.dup(self.view.root_fd)
+                live = pending.Live(root, frozen) if self._running else None
+
+                def work() -> dict[str, Any]:
+                    with Store.open(self._where.database) as store:
+                        desk = pending.Pending(
+                            store,
+                            self._where,
+                            self.session.id,
+                            live=live or pending.Live(root, True),
+                        )
+                        return act(desk)
+
+                try:
+                    with trio.CancelScope(shield=True):
+                        return await trio.to_thread.run_sync(work)
+                finally:
+                    os.close(root)
+            finally:
+                await self._thaw()
+                self._watcher.forget(set(self._store.touches(self.session.id)))
+
+    async def _freeze(self) -> bool:
+        """Stop commands that have no terminal (a shell with job control would notice)."""
+        quiet = True
+        for running in self._running:
+            if running.has_terminal:
+                quiet = False
+                continue
+            with contextlib.suppress(Exception):
+                quiet = (await running.command.freeze()).running == 0 and quiet
+        return quiet
+
+    async def _thaw(self) -> None:
+        with trio.CancelScope(shield=True):
+            for running in self._running:
+                if not running.has_terminal:
+                    with trio.move_on_after(2):
+                        await running.command.thaw()
+
+
+@asynccontextmanager
+async def open_workspace(
+    store: Store,
+    where: Places,
+    session: Session,
+    settings: Config,
+    folder: Folder,
+    *,
+    argv: Sequence[str] = (),
+    cwd: Path | None = None,
+) -> AsyncIterator[Workspace]:
+    """Mount the session's view and watch it. The caller holds the session's lock.
+
+    argv: the command that is known already; its own files and install prefix are shown read-only.
+    Raises: EngineUnavailable, IsolationUnavailable, Refused. Costs about 10 ms.
+    """
+    owner = owner_of(where, session.project)
+    found = commands.resolve(
+        argv[0] if argv else "/bin/sh",
+        where.environ.get("PATH", ""),
+        cwd or session.project,
+        session.project,
+        where,
+    )
+    engine = probe.choose(session.engine)
+    spec = view_spec(where, session, settings, folder, owner, found.read_only)
+    async with AsyncExitStack() as stack:
+        bwrap = None
+        if session.isolation == "bubblewrap":
+            bwrap = stack.enter_context(
+                sandbox.find_bwrap(where.environ, (session.project, where.state))
+            )
+        view = await stack.enter_async_context(engine.mount(spec))
+        base = stack.enter_context(Tree.open(session.project))
+        upper = stack.enter_context(Tree.open(folder.upper))
+        since = pending.stamp()
+        store.update_session(session.id, since_ns=since)
+        watcher = TouchWatcher(upper, base, since_ns=since, known=store.touches(session.id))
+        stack.callback(watcher.close)
+        facts = host.gather(
+            project=session.project,
+            home=where.home,
+            user=where.user,
+            owner=owner,
+            environ=where.environ,
+            read_only=[
+                p for p in found.read_only if not policy.is_graft(p, session.project, where.home)
+            ],
+            hidden=(where.state, where.runtime),
+        )
+        workspace = Workspace(
+            store,
+            where,
+            replace(session, since_ns=since),
+            settings,
+            folder,
+            view,
+            facts,
+            base,
+            watcher,
+            bwrap,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workspace.watch)
+            try:
+                yield workspace
+            finally:
+                nursery.cancel_scope.cancel()
