@@ -4,11 +4,15 @@ General layout. Imports go one way, downwards in this list (import-linter checks
 
   cli/         argv → one call → exit status; the only place that prints
   server/      stdio and socket transports of the protocol
-  session/     coordinator, workspace, turn: who owns what, in which order     protocol/  messages, frames
-  review/      diff, digest, commit, abort, undo: pure plans and dumb executors; never needs a mount
-  engines/     how the view is made; delta.py is the on-disk format            isolation/ policy → argv → process
-  store.py     SQLite: sessions, turns, journal, reviews, commits              process.py the only starter of processes
-  config.py    the only reader of env, home and TOML                           paths.py   the only escape check
+  session/     coordinator, workspace, turn: who owns what, in which order
+  protocol/    messages, frames
+  review/      diff, digest, commit, abort, undo: pure plans, dumb executors; never needs a mount
+  engines/     how the view is made; delta.py is the on-disk format
+  isolation/   policy → argv → process
+  store.py     SQLite: sessions, turns, journal, reviews, commits
+  process.py   the only starter of processes
+  config.py    the only reader of env, home and TOML
+  paths.py     the only escape check
   errors.py    each deliberate error with its codes
 
 Trio runs session/, server/, engines/ and process.py; review/, store.py and paths.py are synchronous.

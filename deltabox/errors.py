@@ -15,7 +15,7 @@ class DeltaboxError(Exception):
     host_code: ClassVar[str] = "FAILED"
     exit_status: ClassVar[int] = 1
 
-    def __init__(self, sentence: str, **data: Any) -> None:
+    def __init__(self, sentence: str, /, **data: Any) -> None:
         super().__init__(sentence)
         self.sentence = sentence
         self.data = data

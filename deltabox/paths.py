@@ -8,7 +8,9 @@ Must not know what a session, an engine or a review is.
 import ctypes
 import errno
 import os
+import re
 import stat
+import unicodedata
 from collections.abc import Iterator
 from typing import NewType, Self
 
@@ -33,7 +35,12 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_AT_EMPTY_PATH = 0x1000
+# The kernel takes 4,096 bytes of path with its NUL, but trees go deeper (mkdir and cd in turn).
+_STEP_BYTES = 4000
+# Printable by Unicode's category, yet drawn as nothing or as a blank: two names would look alike.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 class _OpenHow(ctypes.Structure):
@@ -49,6 +56,8 @@ def openat2(dir_fd: int, path: bytes, flags: int, *, mode: int = 0, resolve: int
 
     Raises: OSError; EXDEV for an escape, ELOOP for a link where none is allowed, EAGAIN is retried.
     """
+    if b"\0" in path:  # C would take the part before it for the whole
+        raise OSError(errno.EINVAL, "a path holds a NUL byte", path)
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     while True:
         fd: int = _libc.syscall(_SYS_OPENAT2, dir_fd, path, ctypes.byref(how), ctypes.sizeof(how))
@@ -70,9 +79,14 @@ def renameat2(old_fd: int, old: bytes, new_fd: int, new: bytes, flags: int) -> N
 def parse(path: bytes | str) -> WorkspacePath:
     """A relative path as a WorkspacePath; `./` and doubled slashes are folded.
 
-    Raises: BadPath for absolute paths, `..`, NUL, components over 255 bytes.
+    Raises: BadPath for absolute paths, `..`, NUL, components over 255 bytes, text that is no name.
     """
-    raw = os.fsencode(path)
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError as exc:  # a lone surrogate, which no bytes of a file name decode to
+        raise BadPath(
+            f"{path!a} is no file name; give its bytes where text cannot hold it."
+        ) from exc
     if raw.startswith(b"/") or b"\0" in raw:
         raise BadPath(
             f"{display(raw)} is not a path inside the project; give one relative to its root."
@@ -90,12 +104,20 @@ def parse(path: bytes | str) -> WorkspacePath:
 def display(path: bytes) -> str:
     """A path for a person's eyes: on one line, with nothing that moves the cursor or reorders text.
 
-    Printable names come back as they are; control and format characters, bidi overrides and bytes
-    that are not UTF-8 become backslash escapes, and such a name is quoted, so that it cannot be
-    mistaken for another file's plain name.
+    Printable names come back as they are; control, format and unseen characters, bidi overrides,
+    decomposed letters and bytes that are not UTF-8 become backslash escapes, and such a name is
+    quoted, so that it cannot be mistaken for another file's plain name. So is one with blanks at an
+    end or in a row, which would run into the text around it. Two names never come back equal.
     """
     text = path.decode("utf-8", "surrogateescape")
-    if text.isprintable() and "\\" not in text and '"' not in text:
+    # é as one letter and as e with an accent are two files and one picture.
+    is_composed = text.isascii() or unicodedata.is_normalized("NFC", text)
+    is_plain = is_composed and text.isprintable() and not _UNSEEN.search(text)
+    if (
+        is_plain
+        and not any(part in text for part in ("\\", '"', "  "))
+        and text == text.strip(" ")
+    ):
         return text or "."
     out = []
     for ch in text:
@@ -104,11 +126,12 @@ def display(path: bytes) -> str:
             out.append(f"\\x{code - 0xDC00:02x}")
         elif ch in '\\"':
             out.append("\\" + ch)
-        elif ch.isprintable():
+        elif ch.isprintable() and not _UNSEEN.match(ch) and (is_composed or code < 0x80):
             out.append(ch)
         else:
             plain = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(ch)
-            out.append(plain or (f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}"))
+            # From 0x80 on \x is a byte that is no UTF-8, so a character is written another way.
+            out.append(plain or (f"\\x{code:02x}" if code < 0x80 else f"\\u{{{code:x}}}"))
     return '"' + "".join(out) + '"'
 
 
@@ -175,10 +198,22 @@ class Tree:
             self._last = None
 
     def open_at(self, path: WorkspacePath, flags: int, *, mode: int = 0) -> int:
-        """A new descriptor, the caller's to close. The last component is never followed either."""
-        if not path:
-            return openat2(self.fd, b".", flags | os.O_NOFOLLOW, resolve=self.resolve)
-        return openat2(self.fd, path, flags | os.O_NOFOLLOW, mode=mode, resolve=self.resolve)
+        """A new descriptor, the caller's to close. The last component is never followed either.
+
+        Paths of any length: one past the kernel's limit is walked in steps, each as strict.
+        """
+        at, rest = self.fd, path or b"."
+        try:
+            while len(rest) > _STEP_BYTES and (cut := rest.rfind(b"/", 0, _STEP_BYTES)) > 0:
+                step = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+                below = openat2(at, rest[:cut], step, resolve=self.resolve)
+                if at != self.fd:
+                    os.close(at)
+                at, rest = below, rest[cut + 1 :]
+            return openat2(at, rest, flags | os.O_NOFOLLOW, mode=mode, resolve=self.resolve)
+        finally:
+            if at != self.fd:
+                os.close(at)
 
     def parent_fd(self, path: WorkspacePath) -> int:
         """The directory that holds `path`; stays the tree's, valid until the next call."""

@@ -9,13 +9,12 @@ import trio
 from deltabox import config
 from deltabox.cli.review import colours, setting, show_json
 from deltabox.paths import display
+from deltabox.session import health
 from deltabox.session import project as projects
 
 
 def doctor(args: argparse.Namespace) -> int:
     """Status 0 when `deltabox run` can work here with its defaults, else 4."""
-    from deltabox.session import health
-
     where, project = setting(args)
     report: dict[str, Any] = trio.run(health.examine, where, project)
     with projects.open_state(where) as store:

@@ -23,6 +23,10 @@ import trio
 CHUNK = 64 * 1024
 
 
+class Readable(Protocol):
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray: ...
+
+
 class Writable(Protocol):
     async def send_all(self, data: bytes) -> None: ...
 
@@ -104,7 +108,7 @@ async def feed(fd: int, sink: Writable) -> None:
         return
 
 
-async def drain(source: trio.abc.ReceiveStream, fd: int) -> None:
+async def drain(source: Readable, fd: int) -> None:
     """Copy `source` to `fd` until its end. When the reader of `fd` has gone, the rest is dropped."""
     alive = True
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, OSError):

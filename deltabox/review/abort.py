@@ -170,15 +170,16 @@ def _move(upper: Tree, trash: Tree, path: WorkspacePath) -> None:
 
 
 def _mirror(base: Tree, upper: Tree, lowers: Sequence[Tree], path: WorkspacePath) -> bool:
-    """Cover what lower layers have at `path` by the base's own state: whiteout, copy, opaque copy."""
-    if not any(tree.lstat_or_none(path) is not None for tree in lowers):
-        return False
+    """Cover what lower layers show at `path` by the base's own state: whiteout, copy, opaque copy."""
     st = base.lstat_or_none(path)
+    shown = Merged(base, [upper, *lowers]).lookup(path)
+    if shown is None and st is None:
+        return False
     if st is None:
-        if Merged(base, [upper, *lowers]).lookup(path) is None:
-            return False
         make_whiteout(upper, path)
         return True
+    if shown is not None and shown.layer == -1:
+        return False
     _copy_tree(base, upper, path, st)
     return True
 

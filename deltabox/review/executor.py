@@ -85,7 +85,8 @@ class Executor:
 
     def run(self) -> Committed:
         """All steps, or none. Raises: ReviewConflict, ReviewChanged, Failed (base as it was); an
-        error after the stage `done` leaves the rest to `recover`."""
+        error after the stage `done` is Failed with `data["unfinished"]`: the plan must stay in the
+        store, and `recover` does the rest."""
         with self._trees():
             try:
                 self._check_all()
@@ -95,6 +96,7 @@ class Executor:
                 self._after()
                 self._reach("done")
             except _Moved as moved:
+                self._on_step = None
                 self._reverse()
                 raise self._conflict_error() from moved
             except Changed as changed:
@@ -111,9 +113,17 @@ class Executor:
                     " the project is as it was before."
                 ) from exc
             except BaseException:
+                self._on_step = None
                 self._reverse()
                 raise
-            return self._finish()
+            try:
+                return self._finish()
+            except OSError as exc:
+                raise Failed(
+                    f"The changes are in the project, but the undo copies could not all be put away"
+                    f" ({os.strerror(exc.errno or 0)}); the next start finishes it.",
+                    unfinished=True,
+                ) from exc
 
     def _steps(self, *ops: str) -> None:
         """The plan's next steps, up to the first of another kind."""
@@ -126,7 +136,7 @@ class Executor:
                 self._met(action, str(moved))
                 raise
             except OSError as exc:
-                if exc.errno in _GONE and step.op != "make":
+                if exc.errno in _GONE:
                     self._met(action, "its folder was moved or removed in the project")
                     raise _Moved from exc
                 raise
@@ -386,6 +396,8 @@ class Executor:
                     self.notices.append(
                         f"{display(action.path)} could not be put back: {os.strerror(exc.errno or 0)}."
                     )
+            if self._on_step is not None:
+                self._on_step(step)
         if self.plan.durability == "strict":
             self._sync_folders()
 

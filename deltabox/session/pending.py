@@ -31,6 +31,7 @@ from deltabox.session.touch import ABSENT, recorded
 from deltabox.session.turn import next_review
 from deltabox.store import Commit, CommitId, Session, SessionId, Store, Touch, TrashRow, new_id
 
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
 Detail = Literal["stat", "full", "patch", "exact"]
 
 
@@ -419,7 +420,7 @@ def _open_look(
 
 def stamp() -> int:
     """Now, by the coarse clock that file times are taken from: a later change is never older."""
-    return time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def settings_of(session: Session) -> Config:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import trio
 from deltabox.config import Config, Places
 from deltabox.engines import probe
 from deltabox.engines.base import View
-from deltabox.errors import BadUsage
+from deltabox.errors import BadUsage, NotFound
 from deltabox.isolation import command as commands
 from deltabox.isolation import host, none, policy, sandbox
 from deltabox.isolation.policy import Facts, Network, Profile, Wish
@@ -109,7 +109,14 @@ class Workspace:
             if self._bwrap is not None:
                 starting = sandbox.start(built, self._bwrap, self.view.enter, words, stdio)
             else:
-                starting = none.start(built, self.view.enter, words, stdio)
+                starting = none.start(
+                    self.view.enter,
+                    words,
+                    stdio,
+                    cwd=built.cwd,
+                    env=_unconfined(self._where.environ, built.env),
+                    rlimits=built.rlimits,
+                )
             async with starting as started:
                 running = Running(turn, started, isinstance(stdio, Tty))
                 self._running.append(running)
@@ -121,7 +128,7 @@ class Workspace:
                         exit_ = await started.wait()
             self._take(self._watcher.drain(), also=running)
         finally:
-            self._end(turn, argv, exit_, running.paths if running else set())
+            self._end(turn, argv, exit_, set() if running is None else running.paths)
 
     def _begin(self, argv: Sequence[str], wish: Wish) -> int:
         with self._store.transaction():
@@ -198,6 +205,10 @@ class Workspace:
             for path, name in kept.items():
                 self._store.set_common(self.session.id, path, name)
 
+    def running_commands(self) -> list[int]:
+        """The turns whose commands live."""
+        return [running.turn for running in self._running]
+
     async def decide(self, act: Callable[[pending.Pending], dict[str, Any]]) -> dict[str, Any]:
         """Run one decision beside live commands: they are stopped while it looks, where they can be.
 
@@ -205,29 +216,20 @@ class Workspace:
         """
         async with self._decisions:
             self._take(self._watcher.drain())
-            frozen = await self._freeze()
+            root = os.dup(self.view.root_fd)
             try:
-                root = os.dup(self.view.root_fd)
-                live = pending.Live(root, frozen) if self._running else None
+                live = pending.Live(root, frozen=await self._freeze())
 
                 def work() -> dict[str, Any]:
                     with Store.open(self._where.database) as store:
-                        desk = pending.Pending(
-                            store,
-                            self._where,
-                            self.session.id,
-                            live=live or pending.Live(root, True),
-                        )
-                        return act(desk)
+                        return act(pending.Pending(store, self._where, self.session.id, live=live))
 
-                try:
-                    with trio.CancelScope(shield=True):
-                        return await trio.to_thread.run_sync(work)
-                finally:
-                    os.close(root)
+                with trio.CancelScope(shield=True):
+                    result = await trio.to_thread.run_sync(work)
             finally:
                 await self._thaw()
-                self._watcher.forget(set(self._store.touches(self.session.id)))
+                os.close(root)
+            return result
 
     async def _freeze(self) -> bool:
         """Stop commands that have no terminal (a shell with job control would notice)."""
@@ -265,15 +267,9 @@ async def open_workspace(
     Raises: EngineUnavailable, IsolationUnavailable, Refused. Costs about 10 ms.
     """
     owner = owner_of(where, session.project)
-    found = commands.resolve(
-        argv[0] if argv else "/bin/sh",
-        where.environ.get("PATH", ""),
-        cwd or session.project,
-        session.project,
-        where,
-    )
+    read_only = needed(where, session.project, argv[0] if argv else "sh", cwd or session.project)
     engine = probe.choose(session.engine)
-    spec = view_spec(where, session, settings, folder, owner, found.read_only)
+    spec = view_spec(where, session, settings, folder, owner, read_only)
     async with AsyncExitStack() as stack:
         bwrap = None
         if session.isolation == "bubblewrap":
@@ -294,7 +290,7 @@ async def open_workspace(
             owner=owner,
             environ=where.environ,
             read_only=[
-                p for p in found.read_only if not policy.is_graft(p, session.project, where.home)
+                p for p in read_only if not policy.is_graft(p, session.project, where.home)
             ],
             hidden=(where.state, where.runtime),
         )
@@ -316,3 +312,27 @@ async def open_workspace(
                 yield workspace
             finally:
                 nursery.cancel_scope.cancel()
+
+
+def needed(where: Places, project: Path, program: str, cwd: Path) -> list[Path]:
+    """Host paths that the command needs to see read-only: its own files, the user's toolchains."""
+    hidden = (where.state, where.runtime)
+    found = list(commands.toolchains(where.home, hidden))
+    # What is not on the host may be in the view (a script of an earlier turn); init will tell.
+    with contextlib.suppress(NotFound):
+        found += commands.resolve(
+            program,
+            path_env=where.environ.get("PATH", ""),
+            cwd=cwd,
+            project=project,
+            home=where.home,
+            hidden=hidden,
+        ).read_only
+    return found
+
+
+def _unconfined(
+    environ: Mapping[str, str], built: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Without isolation the user's whole environment goes in: hiding it would only look safe."""
+    return sorted({**environ, **dict(built)}.items())
