@@ -66,10 +66,11 @@ def raw(fd: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[None
 async def read_some(fd: int) -> bytes:
     """Some bytes of a descriptor that must stay blocking; b"" at its end.
 
-    Cancellation: nothing is lost for terminals and pipes; for a regular file the thread's read is
-    thrown away, which nobody can notice.
+    Cancellation: nothing is lost for terminals and pipes; for files and devices, which epoll does
+    not take, the thread's read is thrown away, which nobody can notice.
     """
-    if stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
         return await trio.to_thread.run_sync(os.read, fd, CHUNK, abandon_on_cancel=True)
     while True:
         await trio.lowlevel.wait_readable(fd)
@@ -101,11 +102,11 @@ async def write_all(fd: int, data: bytes) -> bool:
 async def feed(fd: int, sink: Writable) -> None:
     """Copy `fd` into `sink` until its end, then close the sink. Ends quietly when the sink is gone."""
     try:
-        while data := await read_some(fd):
-            await sink.send_all(data)
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await read_some(fd):
+                await sink.send_all(data)
+    finally:
         await sink.aclose()
-    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-        return
 
 
 async def drain(source: Readable, fd: int) -> None:
