@@ -554,6 +554,20 @@ async def test_layers_are_removed_whatever_overlay_and_the_agent_left(place: Pla
     assert sorted(os.listdir(place.session)) == ["home"]
 
 
+def test_layer_deeper_than_a_path_may_be_long_is_removed(tmp_path: Path) -> None:
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    at = os.open(layer, os.O_RDONLY)
+    for _ in range(1500):  # also past Python's recursion limit
+        os.mkdir("deep", dir_fd=at)
+        below = os.open("deep", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    remove_layers(layer)
+    assert not layer.exists()
+
+
 def test_removing_a_layer_does_not_follow_its_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o500)
@@ -562,6 +576,9 @@ def test_removing_a_layer_does_not_follow_its_links(tmp_path: Path) -> None:
     (layer / "link").symlink_to(outside)
     before = listing(outside)
     remove_layers(layer)
+    (tmp_path / "alias").symlink_to(outside)
+    with pytest.raises(OSError, match="Not a directory"):
+        remove_layers(tmp_path / "alias")
     assert listing(outside) == before
     assert not layer.exists()
 

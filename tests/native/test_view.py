@@ -62,11 +62,12 @@ async def test_end_of_the_life_line_ends_it() -> None:
             assert await process.wait() == 0
 
 
-async def test_stop_ends_it_while_the_line_is_open() -> None:
-    async with _open_raw() as (process, line):
-        await line.send(b"stop")
+async def test_stop_ends_it_while_the_line_is_open(place: Place) -> None:
+    async with OverlayEngine().mount(place.spec()) as view:
+        await view._holder.line.send(b"stop")
+        assert await view._holder.line.receive() is None
         with trio.fail_after(10):
-            assert await process.wait() == 0
+            assert await view._holder.process.wait() == 0
 
 
 async def test_signals_of_a_terminal_do_not_end_it(place: Place) -> None:
