@@ -6,9 +6,10 @@ Decides which changes go and which stay out, and why. Never touches a file itsel
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
+from deltabox.engines.delta import Fingerprint
 from deltabox.errors import BadUsage, NotFound, ReviewChanged, ReviewConflict
 from deltabox.paths import Tree, WorkspacePath, display, is_within, parent
 from deltabox.review.diff import selects
@@ -215,6 +216,7 @@ def commit(
     store: Callable[[Plan], None] = lambda _plan: None,
     record: Callable[[Progress], None] = lambda _progress: None,
     on_step: Callable[[Step], None] | None = None,
+    restored: Callable[[Mapping[bytes, Fingerprint]], None] = lambda _prints: None,
     selection: Collection[WorkspacePath] | None = None,
     on_conflict: OnConflict = "fail",
     allow: Collection[bytes] = (),
@@ -226,10 +228,13 @@ def commit(
 
     store: called with the plan before its first step (again for each new round), record: with the
     progress at each stage's end; both must be durable when they return. undo_dir: must not exist
-    yet or be empty; the undo copies land there.
+    yet or be empty; the undo copies land there. restored: gets, when something failed half-way
+    and was put back, the new fingerprints of what was moved (a rename changes ctime); they replace
+    the ones that the caller remembers from first touch.
     Raises: ReviewChanged, ReviewConflict, Failed; the base is then as it was.
     """
     met: dict[bytes, Conflict] = {}
+    rounds = 0
     while True:
         planned = plan(
             review,
@@ -250,6 +255,16 @@ def commit(
             return executor.run()
         except ReviewConflict:
             fresh = {c.path: c for c in executor.conflicts if c.path not in met}
-            if on_conflict == "fail" or not fresh or len(met) >= MAX_ROUNDS * 1000:
+            rounds += 1
+            if on_conflict == "fail" or not fresh or rounds > MAX_ROUNDS:
                 raise
             met.update(fresh)
+        finally:
+            if executor.restored:
+                for change in review.changes:
+                    change.base = executor.restored.get(change.path, change.base)
+                    if change.origin is not None:
+                        change.origin_base = executor.restored.get(
+                            change.origin, change.origin_base
+                        )
+                restored(executor.restored)

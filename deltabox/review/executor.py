@@ -50,7 +50,9 @@ class Executor:
 
     base, layers: borrowed. undo_dir: made if missing. record: gets the progress at each stage's
     end and returns when it is stored. on_step: called after each step (progress display; tests
-    stop there). conflicts: what `run` met, after it raised ReviewConflict.
+    stop there). conflicts: what `run` met, after it raised ReviewConflict. restored: paths that
+    were moved aside and put back; a rename changes ctime, so whoever remembers their fingerprints
+    must remember these instead.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Executor:
         self.progress = progress or Progress()
         self.conflicts: list[Conflict] = []
         self.notices: list[str] = []
+        self.restored: dict[bytes, Fingerprint] = {}
         self._record, self._on_step = record, on_step
         self._base = base
         self._copier = Copier(is_strict=plan.durability == "strict")
@@ -96,25 +99,23 @@ class Executor:
                 self._after()
                 self._reach("done")
             except _Moved as moved:
-                self._on_step = None
-                self._reverse()
+                self._put_back()
                 raise self._conflict_error() from moved
             except Changed as changed:
-                self._reverse()
+                self._put_back()
                 raise ReviewChanged(
                     f"{display(changed.path)} was changed after it was shown, so nothing was"
                     " applied; look at the diff again.",
                     path=os.fsdecode(changed.path),
                 ) from None
             except OSError as exc:
-                self._reverse()
+                self._put_back()
                 raise Failed(
                     f"The commit stopped at {display(_of(exc))} ({os.strerror(exc.errno or 0)});"
                     " the project is as it was before."
                 ) from exc
             except BaseException:
-                self._on_step = None
-                self._reverse()
+                self._put_back()
                 raise
             try:
                 return self._finish()
@@ -124,6 +125,10 @@ class Executor:
                     f" ({os.strerror(exc.errno or 0)}); the next start finishes it.",
                     unfinished=True,
                 ) from exc
+
+    def _put_back(self) -> None:
+        self._on_step = None  # whoever stopped the way forward does not stop the way back
+        self._reverse()
 
     def _steps(self, *ops: str) -> None:
         """The plan's next steps, up to the first of another kind."""
@@ -414,8 +419,17 @@ class Executor:
                 is_ours = st.st_ino == action.expect.ino or action.type == "dir"
                 if is_ours and stat.S_IMODE(st.st_mode) == _with_setgid(step.mode or 0, st):
                     os.chmod(f"/proc/self/fd/{fd}", action.expect.mode)
+                    self._is_restored(action)
         finally:
             os.close(fd)
+
+    def _is_restored(self, action: Action) -> None:
+        st = self.at.lstat_or_none(WorkspacePath(action.path))
+        if st is None or action.expect is None:
+            return
+        now = Fingerprint.of(st)
+        if now.moved_from(action.expect) and now != action.expect:
+            self.restored[action.path] = now
 
     def _untake(self, step: Step, action: Action) -> None:
         temp, path = temporary_path(self.plan, step), WorkspacePath(action.path)
@@ -427,6 +441,8 @@ class Executor:
             if exc.errno not in (errno.EEXIST, *_GONE):
                 raise
             self._rescue(step, action, home, name(temp))
+        else:
+            self._is_restored(action)
 
     def _unput(self, step: Step, action: Action) -> None:
         made = self.progress.made.get(step.n)
@@ -446,6 +462,8 @@ class Executor:
             self.notices.append(f"{display(path)} stays as committed: it was changed meanwhile.")
             if action.expect is not None:
                 self._rescue(step, action, home, name(temp))
+        else:
+            self._is_restored(action)
 
     def _rescue_displaced(
         self, step: Step, action: Action, temp: WorkspacePath, made: Fingerprint

@@ -6,7 +6,9 @@ and then nothing is undone. The result has its own record, so an undo can be und
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from deltabox.engines.delta import Fingerprint
 from deltabox.errors import Refused
@@ -61,10 +63,13 @@ def undo(
     store: Callable[[Plan], None] = lambda _plan: None,
     record_progress: Callable[[Progress], None] = lambda _progress: None,
     on_step: Callable[[Step], None] | None = None,
+    restored: Callable[[UndoRecord], None] = lambda _record: None,
     durability: str = "fast",
 ) -> Committed:
     """All paths of the commit back, or none. The record's copies stay until the caller drops them.
 
+    restored: gets the record to keep instead when the undo failed half-way and was put back, which
+    changes ctimes.
     Raises: ReviewConflict when the project is no longer what the commit left, Refused when an undo
     copy was written to since, Failed.
     """
@@ -85,4 +90,16 @@ def undo(
     planned = plan(record, commit=commit, durability=durability)
     store(planned)
     executor = Executor(base, planned, undo_dir=undo_dir, record=record_progress, on_step=on_step)
-    return executor.run()
+    try:
+        return executor.run()
+    finally:
+        if executor.restored:
+            restored(renew(record, executor.restored))
+
+
+def renew(record: UndoRecord, prints: Mapping[bytes, Fingerprint]) -> UndoRecord:
+    """The record with the fingerprints that a reversed undo left behind."""
+    entries = [
+        msgspec.structs.replace(e, after=prints.get(e.path, e.after)) for e in record.entries
+    ]
+    return UndoRecord(commit=record.commit, copies=record.copies, entries=entries)

@@ -52,7 +52,9 @@ def test_whiteout_hides_a_base_directory_and_lists_each_deletion_below(bench: Be
 
 
 def test_opaque_directory_hides_what_the_base_has_below(bench: Bench) -> None:
-    view = {p: e for p, e in BASE.items() if not p.startswith(b"d/")} | {b"d/n": ("file", 0o644, b"n")}
+    view = {p: e for p, e in BASE.items() if not p.startswith(b"d/")} | {
+        b"d/n": ("file", 0o644, b"n")
+    }
     bench.stack(view, opaque=frozenset([b"d"]))
     assert read_merged(bench.merged) == view
     assert touched(bench.merged)[b"d/sub/y"] == ("file", None)
@@ -119,7 +121,9 @@ def test_unreadable_layer_directory_is_reported_not_skipped(bench: Bench) -> Non
 
 
 def test_prune_keeps_an_opaque_directory_that_still_hides_something(bench: Bench) -> None:
-    view = {p: e for p, e in BASE.items() if not p.startswith(b"d/")} | {b"d/n": ("file", 0o644, b"n")}
+    view = {p: e for p, e in BASE.items() if not p.startswith(b"d/")} | {
+        b"d/n": ("file", 0o644, b"n")
+    }
     bench.stack(view, opaque=frozenset([b"d"]))
     write_tree(bench.base_path, {b"d/n": ("file", 0o644, b"n")})
     upper = bench.layers[0]

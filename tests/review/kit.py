@@ -74,7 +74,9 @@ def read_merged(merged: Merged) -> Model:
     return model
 
 
-def make_upper(upper: Path, below: Model, view: Model, *, opaque: frozenset[bytes] = frozenset()) -> None:
+def make_upper(
+    upper: Path, below: Model, view: Model, *, opaque: frozenset[bytes] = frozenset()
+) -> None:
     """The layer that turns `below` into `view`; directories named in `opaque` are made anew."""
     create_layer(upper, os.stat(upper.parent))
     modes: list[tuple[bytes, int]] = []
