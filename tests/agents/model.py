@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, assert_never
+
+from typing_extensions import override
 
 Json = dict[str, Any]
 
@@ -114,7 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             return  # an agent that hangs up is no error
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+    @override
+    def log_message(self, format: str, *args: object) -> None:
         return
 
     # Anthropic Messages
@@ -139,6 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
                 block = _use("Read", {"file_path": path})
             case Edit(path, old, new):
                 block = _use("Edit", {"file_path": path, "old_string": old, "new_string": new})
+            case _:
+                assert_never(step)
         if block["type"] == "tool_use":
             block["id"] = f"toolu_{answered}"
         self._reply_message(body, block)
@@ -202,6 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
                 item = _call(f"cat {path}")
             case Shell(command):
                 item = _call(command)
+            case _:
+                assert_never(step)
         if item["type"] == "custom_tool_call" and "apply_patch" not in offered:
             self.played.errors.append(f"no apply_patch among {sorted(map(str, offered))}")
         item |= {"id": f"item_{answered}", "status": "completed"}
