@@ -74,7 +74,7 @@ def body(result: dict[str, Any], colours: Palette, limit: int = SHOWN_FILES) -> 
             hidden += 1
     if hidden:
         yield f"  … and {text.plural(hidden, 'more change')} (d shows all)"
-    yield from ("  " + line for line in text.remarks(result, colours))
+    yield from ("  " + line for line in text.remarks(result, colours, width=_width() - 4))
     yield f"  {colours.bold}{text.totals(files)}{colours.off}"
 
 
@@ -82,10 +82,14 @@ def render(result: dict[str, Any], colours: Palette = text.PLAIN) -> str:
     """The whole card without its question."""
     bar = colours.cyan + "│" + colours.off
     lines = [*head(result, colours), "", *body(result, colours)]
-    width = min(shutil.get_terminal_size().columns, 78)
+    width = _width()
     top = colours.cyan + "╭" + "─" * (width - 1) + colours.off
     bottom = colours.cyan + "╰" + "─" * (width - 1) + colours.off
     return "\n".join([top, *(f"{bar} {line}".rstrip() for line in lines), bottom])
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 78)
 
 
 def ask(prompt: str) -> str | None:
@@ -118,8 +122,11 @@ def decide(desk: Desk, result: dict[str, Any], colours: Palette, environ: dict[s
     Returns: committed, aborted, partly or kept. Errors that need another answer are said and asked again.
     """
     outcome = "kept"
+    shown: dict[str, Any] | None = None
     while True:
-        print(render(result, colours))
+        if shown is not result:
+            print(render(result, colours))
+            shown = result
         answer = ask(f"{colours.bold}{CHOICES}{colours.off} ?")
         try:
             match (answer or "k").lower()[:1]:

@@ -5,6 +5,7 @@ Everything from the project (names, text) was escaped by review/ before it comes
 `display` is called below.
 """
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +139,8 @@ def stat(result: dict[str, Any], colours: Palette = PLAIN) -> Iterator[str]:
     yield totals(result["files"])
 
 
-def remarks(result: dict[str, Any], colours: Palette = PLAIN) -> Iterator[str]:
-    """Conflicts, refused entries and notes; nothing of these is ever cut."""
+def remarks(result: dict[str, Any], colours: Palette = PLAIN, *, width: int = 0) -> Iterator[str]:
+    """Conflicts, refused entries and notes; nothing of these is ever cut, notes are wrapped."""
     for conflict in result.get("conflicts", ()):
         yield (
             f"{colours.red}! conflict {conflict['display']}{colours.off}: "
@@ -148,7 +149,9 @@ def remarks(result: dict[str, Any], colours: Palette = PLAIN) -> Iterator[str]:
     for refused in result.get("refused", ()):
         yield f"{colours.red}x left out {refused['display']}{colours.off}: {refused['reason']}"
     for note in result.get("notes", ()):
-        yield f"{colours.dim}· {note}{colours.off}"
+        lines = textwrap.wrap(note, width - 2) if width > 20 else [note]
+        for number, line in enumerate(lines):
+            yield f"{colours.dim}{' ' if number else '·'} {line}{colours.off}"
 
 
 def coloured_patch(patch: str, colours: Palette) -> str:
