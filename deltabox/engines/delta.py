@@ -5,6 +5,7 @@ ever written here: a mounted upper belongs to its mount. Must not know what a re
 writes to a base.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -410,8 +411,10 @@ def prune(
         else:
             is_equal = Fingerprint.of(st) == committed[path]
         if is_equal:
-            os.unlink(name(path), dir_fd=upper.parent_fd(path))
-            dropped.append(path)
+            # An entry in a read-only directory stays: it is equal, and so no change.
+            with contextlib.suppress(PermissionError):
+                os.unlink(name(path), dir_fd=upper.parent_fd(path))
+                dropped.append(path)
     for path in sorted(parents - {ROOT}, key=lambda p: p.count(b"/"), reverse=True):
         if not is_blocked(path) and drop_plain_dir(base, upper, lowers, path):
             dropped += [path]
@@ -461,5 +464,8 @@ def drop_plain_dir(base: Tree, upper: Tree, lowers: Sequence[Tree], path: Worksp
         return False
     if any(tree.lstat_or_none(path) is not None for tree in lowers):
         return False
-    os.rmdir(name(path), dir_fd=upper.parent_fd(path))
+    try:
+        os.rmdir(name(path), dir_fd=upper.parent_fd(path))
+    except PermissionError:
+        return False
     return True

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deltabox.engines.delta import (
     Merged,
@@ -156,17 +156,38 @@ def _move(upper: Tree, trash: Tree, path: WorkspacePath) -> None:
         at = parent(at)
     for folder in reversed(missing):
         os.mkdir(name(folder), 0o700, dir_fd=trash.parent_fd(folder))
-    # A directory without rights for its owner could not be moved (its `..` changes).
-    st = upper.lstat(path)
-    if stat.S_ISDIR(st.st_mode) and st.st_mode & 0o200 == 0:
-        with contextlib.suppress(PermissionError):
-            os.chmod(name(path), st.st_mode | 0o200, dir_fd=upper.parent_fd(path))
-    os.rename(
-        name(path),
-        name(path),
-        src_dir_fd=upper.parent_fd(path),
-        dst_dir_fd=trash.parent_fd(path),
-    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_writable(upper, parent(path)))
+        # A directory that its owner may not write cannot be moved either: its `..` changes.
+        stack.enter_context(_writable(upper, path, moves_to=trash))
+        os.rename(
+            name(path),
+            name(path),
+            src_dir_fd=upper.parent_fd(path),
+            dst_dir_fd=trash.parent_fd(path),
+        )
+
+
+@contextlib.contextmanager
+def _writable(tree: Tree, path: WorkspacePath, *, moves_to: Tree | None = None) -> Iterator[None]:
+    """Write permission on a directory of the delta for a moment; nothing for other entries."""
+    st = tree.lstat(path)
+    if not stat.S_ISDIR(st.st_mode) or st.st_mode & 0o300 == 0o300 or os.geteuid() == 0:
+        yield
+        return
+    _chmod(tree, path, st.st_mode | 0o700)
+    try:
+        yield
+    finally:
+        _chmod(moves_to or tree, path, st.st_mode)
+
+
+def _chmod(tree: Tree, path: WorkspacePath, mode: int) -> None:
+    fd = tree.open_at(path, os.O_PATH)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode))
+    finally:
+        os.close(fd)
 
 
 def _mirror(base: Tree, upper: Tree, lowers: Sequence[Tree], path: WorkspacePath) -> bool:

@@ -10,6 +10,8 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from deltabox.engines.delta import Fingerprint, kind_of
 from deltabox.errors import Failed, ReviewChanged, ReviewConflict
 from deltabox.paths import (
@@ -93,6 +95,7 @@ class Executor:
         with self._trees():
             try:
                 self._check_all()
+                self._unlock()
                 self._steps("make", "chmod")
                 self._reach("made")
                 self._steps("take", "put", "chmod")
@@ -183,6 +186,56 @@ class Executor:
         if self.conflicts:
             raise _Moved
 
+    def _unlock(self) -> None:
+        """Write permission on the user's own read-only folders that get or lose an entry, and on
+        those that are moved away (a rename changes their `..`). Recorded before it is done."""
+        if os.geteuid() == 0:
+            return
+        folders = {step.home for step in self.plan.steps if step.op != "chmod"}
+        folders |= {a.path.rpartition(b"/")[0] for a in self.plan.actions if a.op != "chmod"}
+        folders |= {a.path for a in self.plan.actions if a.op != "chmod"}
+        locked = []
+        for folder in sorted(folders):
+            st = self.at.lstat_or_none(WorkspacePath(folder))
+            if st is None or not stat.S_ISDIR(st.st_mode) or st.st_uid != os.geteuid():
+                continue
+            if st.st_mode & 0o300 != 0o300:
+                locked.append((folder, stat.S_IMODE(st.st_mode)))
+        if not locked:
+            return
+        self.progress.unlocked = locked
+        self._record(self.progress)
+        for folder, mode in locked:
+            self._set_mode(folder, mode, mode | 0o700)
+
+    def _lock_again(self, *, is_forward: bool) -> None:
+        chosen = {a.path for a in self.plan.actions if a.op == "chmod"} if is_forward else set()
+        for folder, mode in reversed(self.progress.unlocked):
+            if folder not in chosen:
+                self._set_mode(folder, mode | 0o700, mode)
+
+    def _set_mode(self, folder: bytes, old: int, new: int) -> None:
+        try:
+            fd = self.at.open_at(WorkspacePath(folder), os.O_PATH | os.O_DIRECTORY)
+        except OSError as exc:
+            if exc.errno in _GONE:
+                return
+            raise
+        try:
+            if stat.S_IMODE(os.fstat(fd).st_mode) == old:
+                os.chmod(f"/proc/self/fd/{fd}", new)
+        finally:
+            os.close(fd)
+
+    def _expected(self, action: Action) -> Fingerprint | None:
+        """What must stand there now: what the action expects, but for a folder that we unlocked."""
+        expect = action.expect
+        if expect is not None and expect.type == "dir":
+            for folder, mode in self.progress.unlocked:
+                if folder == action.path and mode == expect.mode:
+                    return msgspec.structs.replace(expect, mode=mode | 0o700)
+        return expect
+
     def _met(self, action: Action, project: str) -> None:
         agent = {"put": "changed it", "take": "deleted it", "chmod": "changed its mode"}[action.op]
         self.conflicts.append(Conflict(action.path, agent, project))
@@ -218,7 +271,7 @@ class Executor:
                 raise _Moved("exists in the project now") from None
             return
         now = Fingerprint.of(os.stat(name(path), dir_fd=folder, follow_symlinks=False))
-        if not now.same_as(action.expect):
+        if not now.same_as(self._expected(action)):
             raise _Moved("was changed in the project")
         renameat2(home, name(temp), folder, name(path), RENAME_EXCHANGE)
         if not self._is_ours(home, name(temp), now):
@@ -232,7 +285,7 @@ class Executor:
         self.home.forget()
         folder, home = self.at.parent_fd(path), self.home.parent_fd(temp)
         now = Fingerprint.of(os.stat(name(path), dir_fd=folder, follow_symlinks=False))
-        if not now.same_as(action.expect):
+        if not now.same_as(self._expected(action)):
             raise _Moved("was changed in the project")
         renameat2(folder, name(path), home, name(temp), RENAME_NOREPLACE)
         if not self._is_ours(home, name(temp), now):
@@ -254,7 +307,9 @@ class Executor:
             st = os.fstat(fd)
             now = Fingerprint.of(st)
             made = self.progress.made.get(step.n)
-            if not (now.moved_from(made) if made is not None else now.same_as(action.expect)):
+            if not (
+                now.moved_from(made) if made is not None else now.same_as(self._expected(action))
+            ):
                 raise _Moved("was changed in the project")
             os.chmod(f"/proc/self/fd/{fd}", _with_setgid(step.mode or 0, st))
         finally:
@@ -293,6 +348,7 @@ class Executor:
                 os.fsync(folder)
         finally:
             os.close(folder)
+        self._lock_again(is_forward=True)
         self._reach("kept")
         return self._result()
 
@@ -403,6 +459,7 @@ class Executor:
                     )
             if self._on_step is not None:
                 self._on_step(step)
+        self._lock_again(is_forward=False)
         if self.plan.durability == "strict":
             self._sync_folders()
 

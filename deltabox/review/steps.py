@@ -86,7 +86,8 @@ class Progress(msgspec.Struct, kw_only=True):
 
     planned → made (all new entries lie under temporary names, verified) → done (all published; from
     here recovery finishes, before it reverses) → kept (undo copies are safe, nothing temporary is
-    left). made: fingerprint of each made entry by action. before: what stood there.
+    left). made: fingerprint of each made entry by action. before: what stood there. unlocked: folders
+    that got write permission for the time of the commit, with the mode to give back.
     """
 
     stage: Literal["planned", "made", "done", "kept"] = "planned"
@@ -94,6 +95,7 @@ class Progress(msgspec.Struct, kw_only=True):
     before: dict[int, Attributes] = {}
     after: dict[int, Fingerprint | None] = {}
     kept: dict[int, Fingerprint] = {}
+    unlocked: list[tuple[bytes, int]] = []
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -171,7 +171,7 @@ def models(draw: st.DrawFn, depth: int = 0, prefix: bytes = b"") -> Model:
     return model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(models(), models(), models(), st.booleans())
 def test_merged_shows_the_view_that_the_layers_were_made_from(
     tmp_path_factory: pytest.TempPathFactory, below: Model, mid: Model, top: Model, is_opaque: bool

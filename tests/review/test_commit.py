@@ -107,7 +107,36 @@ def test_commit_reports_the_fingerprints_that_the_project_now_has(full: Bench) -
 def test_pruned_delta_shows_the_same_and_holds_nothing(full: Bench) -> None:
     prune_after(full, run(full))
     assert read_merged(full.merged) == VIEW
-    assert full.layers[0].names() == []
+    # Below a read-only directory an ordinary user's entries stay, equal as they are.
+    assert full.layers[0].names() == ([] if os.geteuid() == 0 else [b"locked"])
+    assert full.review().changes == []
+
+
+def test_read_only_folders_of_the_project_are_locked_again(bench: Bench) -> None:
+    base: Model = {
+        b"r": ("dir", 0o555),
+        b"r/x": ("file", 0o644, b"x"),
+        b"r/gone": ("dir", 0o500),
+        b"r/gone/y": ("file", 0o400, b"y"),
+    }
+    view: Model = {
+        b"r": ("dir", 0o555),
+        b"r/x": ("file", 0o644, b"changed"),
+        b"r/n": ("file", 0o444, b"new"),
+    }
+    write_tree(bench.base_path, base)
+    bench.stack(view)
+    done = run(bench)
+    assert read_tree(bench.base_path) == view
+    back(bench, done)
+    assert read_tree(bench.base_path) == base
+
+
+def test_abort_below_a_read_only_folder(bench: Bench) -> None:
+    bench.stack({b"r": ("dir", 0o555), b"r/x": ("dir", 0o555), b"r/y": ("file", 0o644, b"")})
+    trash = discard(bench, b"r/x")
+    assert read_merged(bench.merged) == {b"r": ("dir", 0o555), b"r/y": ("file", 0o644, b"")}
+    assert read_tree(trash)[b"r/x"] == ("dir", 0o555)
 
 
 def test_plan_and_its_parts_survive_json(full: Bench) -> None:
@@ -652,4 +681,6 @@ class ReviewMachine(RuleBasedStateMachine):
 
 
 TestReviewMachine = ReviewMachine.TestCase
-TestReviewMachine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestReviewMachine.settings = settings(
+    max_examples=60, stateful_step_count=20, deadline=None, database=None
+)

@@ -16,7 +16,9 @@ from deltabox.review.commit import plan
 from deltabox.review.executor import Executor
 from deltabox.review.steps import Committed, Plan, Progress, Step
 from tests.review.kit import Bench, read_tree, write_tree
-from tests.review.test_commit import BASE, VIEW, listing
+from tests.review.test_commit import BASE as PLAIN_BASE
+from tests.review.test_commit import VIEW as PLAIN_VIEW
+from tests.review.test_commit import listing
 
 
 class Stored:
@@ -68,6 +70,15 @@ def killed_after(steps: int, work: Callable[[Callable[[Step], None]], object]) -
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+# Read-only folders that have to be unlocked for the time of the commit.
+BASE = PLAIN_BASE | {
+    b"ro": ("dir", 0o555),
+    b"ro/x": ("file", 0o644, b"x"),
+    b"ro/s": ("dir", 0o500),
+}
+VIEW = PLAIN_VIEW | {b"ro": ("dir", 0o555), b"ro/x": ("file", 0o644, b"new x")}
 
 
 def started(bench: Bench) -> tuple[Stored, int]:
