@@ -42,6 +42,8 @@ def arguments(
     for bind in policy.system:
         out += ["--ro-bind-fd", str(sources[bind]), bytes(bind.dest)]
     out += ["--proc", "/proc", "--dev", "/dev"]
+    for bind in policy.over_proc:
+        out += ["--ro-bind-fd", str(sources[bind]), bytes(bind.dest)]
     for memory in policy.memory:
         out += ["--perms", f"{memory.mode:04o}", "--size", str(memory.size_bytes)]
         out += ["--tmpfs", bytes(memory.dest)]

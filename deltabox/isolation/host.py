@@ -98,6 +98,7 @@ def gather(
     """
     system, system_links = _roots()
     etc_trees, etc, etc_links = _etc()
+    proc_readonly, proc_masked = _proc() if owner[0] == 0 else ((), ())
     certificates, ca_files = _certificates(environ, (*system, *etc_trees))
     return Facts(
         project=project,
@@ -113,6 +114,8 @@ def gather(
         resolv_conf=_content(Path("/etc/resolv.conf"), MAX_ETC_FILE_BYTES) or b"",
         hosts=_content(Path("/etc/hosts"), MAX_ETC_FILE_BYTES) or b"",
         read_only=tuple(read_only),
+        proc_readonly=proc_readonly,
+        proc_masked=proc_masked,
         hidden=tuple(hidden),
         environ=tuple(sorted(environ.items())),
         git_identity=git_identity(home, environ),
@@ -133,6 +136,28 @@ def _roots() -> tuple[tuple[Path, ...], tuple[Link, ...]]:
         elif stat.S_ISDIR(st.st_mode) and (name == "usr" or os.listdir(path)):
             trees.append(path)
     return tuple(trees), tuple(links)
+
+
+def _proc() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """What of the kernel's own in /proc is for root alone: to write (whole directories), to read."""
+    readonly, masked = [Path("/proc/sys")], []
+    for path in sorted(Path("/proc").iterdir()):
+        if path.name.isdigit() or path.is_symlink() or path in readonly:
+            continue
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            if any(_owner_only_write(below) for below in path.rglob("*")):
+                readonly.append(path)
+        elif not mode & stat.S_IROTH:
+            masked.append(path)
+        elif _owner_only_write(path):
+            readonly.append(path)
+    return tuple(readonly), tuple(masked)
+
+
+def _owner_only_write(path: Path) -> bool:
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IWUSR) and not mode & stat.S_IWOTH
 
 
 def _etc() -> tuple[tuple[Path, ...], tuple[File, ...], tuple[Link, ...]]:

@@ -122,6 +122,8 @@ class Facts:
     found (`/bin` → `usr/bin`). read_only: the command's own files and toolchains, outside the trees
     of the view (those below home, /tmp and the project are grafts of the view). hidden: deltabox's
     state and whatever else must never be seen. uid, gid: as seen inside. git_identity: name, email.
+    proc_readonly, proc_masked: what root, even without capabilities, could write or read in /proc
+    and others cannot; empty for other owners.
     certificates: each variable that names a certificate file, and the file's place inside.
     """
 
@@ -139,6 +141,8 @@ class Facts:
     hosts: bytes = b""
     read_only: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
+    proc_readonly: tuple[Path, ...] = ()
+    proc_masked: tuple[Path, ...] = ()
     environ: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     git_identity: tuple[str, str] | None = None
     certificates: tuple[tuple[str, str], ...] = ()
@@ -165,6 +169,7 @@ class SandboxPolicy:
     """Everything that `bubblewrap.arguments` and init need; in mounting order."""
 
     system: tuple[Bind, ...]
+    over_proc: tuple[Bind, ...]
     trees: tuple[Bind, ...]
     links: tuple[Link, ...]
     memory: tuple[Memory, ...]
@@ -217,6 +222,7 @@ def build(facts: Facts, wish: Wish) -> SandboxPolicy:
     memory = (Memory(Path("/dev/shm"), wish.shm_bytes), Memory(Path("/var/tmp"), wish.tmp_bytes))
     return SandboxPolicy(
         system=system,
+        over_proc=_over_proc(facts),
         trees=trees,
         links=links,
         memory=memory,
@@ -276,6 +282,15 @@ def _system(facts: Facts) -> tuple[Bind, ...]:
                 )
         binds.append(Bind(path, path, "host"))
     return tuple(binds)
+
+
+def _over_proc(facts: Facts) -> tuple[Bind, ...]:
+    """Dropping capabilities does not make root an ordinary user to the kernel's own files: it would
+    still own /proc/sys, and one line into core_pattern there is a program run by the host."""
+    null = Path("/dev/null")
+    covers = [Bind(path, path, "host") for path in facts.proc_readonly]
+    masks = [Bind(null, path, "host") for path in facts.proc_masked]
+    return (*covers, *masks)
 
 
 def _without_nested(paths: Iterable[Path]) -> list[Path]:

@@ -154,7 +154,9 @@ async def start(
     with ExitStack() as opened:
 
         def build(init: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[int]]:
-            sources = {b: _open_source(b.source, opened) for b in policy.system}
+            sources = {
+                b: _open_source(b.source, opened) for b in (*policy.system, *policy.over_proc)
+            }
             contents = {f: _memory(f.dest.name, f.content, opened) for f in policy.files}
             options = bubblewrap.arguments(policy, sources, contents)
             args_fd = _memory("args", bubblewrap.packed(options), opened)
