@@ -19,17 +19,18 @@ import trio
 from deltabox.config import Config, Places
 from deltabox.engines import probe
 from deltabox.engines.base import View
-from deltabox.errors import BadUsage, NotFound
+from deltabox.errors import BadUsage, NotFound, SessionRunning
 from deltabox.isolation import command as commands
 from deltabox.isolation import host, none, policy, sandbox
 from deltabox.isolation.policy import Facts, Network, Profile, Wish
 from deltabox.isolation.running import Command, Exit, Stdio, Tty
 from deltabox.paths import Tree, WorkspacePath
-from deltabox.session import common, pending
+from deltabox.session import checkpoint, common, pending
 from deltabox.session.folder import Folder
+from deltabox.session.order import Order
 from deltabox.session.recipe import owner_of, view_spec
 from deltabox.session.touch import Seen, TouchWatcher
-from deltabox.store import Session, Store, Touch
+from deltabox.store import Checkpoint, Session, Store, Touch
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Workspace:
         self.session = session
         self.settings = settings
         self.view = view
+        self.order = Order()  # foreground commands and file mutations
         self._store = store
         self._where = where
         self._folder = folder
@@ -231,6 +233,64 @@ class Workspace:
                 os.close(root)
             return result
 
+    async def checkpoint(self, label: str = "", *, turn: int | None = None) -> Checkpoint:
+        """Remember the files as they are. Quiet: the top layer is set aside and the view restacked,
+
+        about 2 ms. With live commands: they are stopped where they can be, and the layer is copied.
+        """
+        async with self._decisions:
+            self._take(self._watcher.drain())
+            if not self._running:
+                with trio.CancelScope(shield=True):
+                    return await self._restacked(
+                        lambda: checkpoint.create(
+                            self._store, self._where, self.session.id, label=label, turn=turn
+                        )
+                    )
+            await self._freeze()
+            try:
+                with trio.CancelScope(shield=True):
+                    row = await trio.to_thread.run_sync(self._clone, label, turn)
+            finally:
+                await self._thaw()
+            return row
+
+    def _clone(self, label: str, turn: int | None) -> Checkpoint:
+        with Store.open(self._where.database) as store:
+            row = checkpoint.clone(store, self._where, self.session.id, label=label, turn=turn)
+        assert row is not None  # no budget was set
+        return row
+
+    async def restore(self, named: str, paths: Sequence[WorkspacePath] = ()) -> Checkpoint:
+        """Go back to a checkpoint, wholly or at `paths`; returns the one made of the present state.
+
+        Raises: SessionRunning while commands live, NotFound, Refused.
+        """
+        async with self._decisions:
+            if self._running:
+                raise SessionRunning(
+                    "Commands of the session still run; end them first, then restore."
+                )
+            self._take(self._watcher.drain())
+            with trio.CancelScope(shield=True):
+                return await self._restacked(
+                    lambda: checkpoint.restore(
+                        self._store, self._where, self.session.id, named, paths
+                    )
+                )
+
+    async def _restacked(self, change: Callable[[], Checkpoint]) -> Checkpoint:
+        """Change the layers of a quiet session and show them. If the view cannot follow it is dead
+
+        to writers: the mounted upper would be a frozen layer, so the holder is not used again.
+        """
+        row = change()
+        session = self._store.session(self.session.id)
+        lowers = [self._folder.layers / name for name in checkpoint.stack_of(session)]
+        await self.view.restack(lowers, self._folder.upper, self._folder.work)
+        self._watcher.restart(Tree.open(self._folder.upper))
+        return row
+
     async def _freeze(self) -> bool:
         """Stop commands that have no terminal (a shell with job control would notice)."""
         quiet = True
@@ -278,10 +338,11 @@ async def open_workspace(
             )
         view = await stack.enter_async_context(engine.mount(spec))
         base = stack.enter_context(Tree.open(session.project))
-        upper = stack.enter_context(Tree.open(folder.upper))
         since = pending.stamp()
         store.update_session(session.id, since_ns=since)
-        watcher = TouchWatcher(upper, base, since_ns=since, known=store.touches(session.id))
+        watcher = TouchWatcher(
+            Tree.open(folder.upper), base, since_ns=since, known=store.touches(session.id)
+        )
         stack.callback(watcher.close)
         facts = host.gather(
             project=session.project,
