@@ -98,6 +98,16 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX journal_session ON journal (session);
 
+    -- States of a session's files to go back to. stack: the layers that show it, top first.
+    -- mode: frozen (the top layer was set aside), cloned (copied beside live processes).
+    -- generation: those of an earlier one are history, since a commit or abort decided on them.
+    CREATE TABLE checkpoints (
+        id TEXT PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions (id), at_ns INTEGER NOT NULL,
+        label TEXT NOT NULL, mode TEXT NOT NULL, generation INTEGER NOT NULL, turn INTEGER,
+        stack TEXT NOT NULL
+    );
+    CREATE INDEX checkpoints_session ON checkpoints (session, at_ns);
+
     -- Rejected and aborted deltas. size in bytes, for `deltabox gc`.
     CREATE TABLE trash (
         id TEXT PRIMARY KEY, session TEXT, project BLOB NOT NULL, at_ns INTEGER NOT NULL,
@@ -182,6 +192,18 @@ class Commit:
     progress: bytes | None
     record: bytes | None
     summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    id: str
+    session: SessionId
+    at_ns: int
+    label: str
+    mode: str
+    generation: int
+    turn: int | None
+    stack: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +569,35 @@ class Store:
     def _commits(self, where: str, values: Sequence[Any]) -> list[Commit]:
         rows = self._db.execute(f"{self._COMMIT} {where}", values)
         return [Commit(r[0], r[1], r[2], r[3], Path(os.fsdecode(r[4])), *r[5:14]) for r in rows]
+
+    # checkpoints
+
+    def add_checkpoint(self, row: Checkpoint) -> None:
+        self._db.execute(
+            "INSERT INTO checkpoints VALUES (?,?,?,?,?,?,?,?)",
+            (
+                row.id,
+                row.session,
+                row.at_ns,
+                row.label,
+                row.mode,
+                row.generation,
+                row.turn,
+                row.stack,
+            ),
+        )
+
+    def checkpoints(self, session: SessionId) -> list[Checkpoint]:
+        """Oldest first."""
+        rows = self._db.execute(
+            "SELECT id, session, at_ns, label, mode, generation, turn, stack FROM checkpoints"
+            " WHERE session=? ORDER BY at_ns, rowid",
+            (session,),
+        )
+        return [Checkpoint(*row) for row in rows]
+
+    def drop_checkpoints(self, session: SessionId) -> None:
+        self._db.execute("DELETE FROM checkpoints WHERE session=?", (session,))
 
     # journal and trash
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from deltabox.engines.overlay import remove_layers, usable
+from deltabox.engines.delta import remove_layers
+from deltabox.engines.overlay import usable
 from tests.places import Place
 
 

@@ -103,6 +103,18 @@ def parser() -> argparse.ArgumentParser:
     as_json(undo)
     undo.add_argument("id", nargs="?", metavar="ID")
 
+    checkpoint = verbs.add_parser("checkpoint", help="remember the workspace's files as they are")
+    where(checkpoint)
+    as_json(checkpoint)
+    checkpoint.add_argument("--list", action="store_true", help="list the checkpoints instead")
+    checkpoint.add_argument("label", nargs="?", default="", metavar="LABEL")
+
+    restore = verbs.add_parser("restore", help="go back to a checkpoint, wholly or at some paths")
+    where(restore)
+    as_json(restore)
+    restore.add_argument("id", metavar="ID")
+    restore.add_argument("paths", nargs="*", metavar="PATH")
+
     log = verbs.add_parser("log", help="what ran, what was decided, in which order")
     where(log)
     as_json(log)

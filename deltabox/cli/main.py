@@ -20,6 +20,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "commit": ("deltabox.cli.review", "commit"),
     "abort": ("deltabox.cli.review", "abort"),
     "undo": ("deltabox.cli.review", "undo"),
+    "checkpoint": ("deltabox.cli.checkpoints", "checkpoint"),
+    "restore": ("deltabox.cli.checkpoints", "restore"),
     "sessions": ("deltabox.cli.report", "sessions"),
     "log": ("deltabox.cli.report", "log"),
     "gc": ("deltabox.cli.report", "gc"),

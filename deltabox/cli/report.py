@@ -72,6 +72,8 @@ def describe(event: dict[str, Any]) -> str:
             return f"committed {text.plural(event['paths'], 'change')} as {event['commit']}"
         case "review.abort":
             return f"discarded {text.plural(event['paths'], 'change')} into trash {event['trash']}"
+        case "checkpoint":
+            return f"checkpoint {event['checkpoint']} {event['label']}".rstrip()
         case "undo":
             return f"took back {event['undone']} as {event['commit']}"
         case "session.start":

@@ -8,8 +8,11 @@ writes to a base.
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
@@ -469,3 +472,44 @@ def drop_plain_dir(base: Tree, upper: Tree, lowers: Sequence[Tree], path: Worksp
     except PermissionError:
         return False
     return True
+
+
+def remove_layers(*layers: Path) -> None:
+    """Delete layers and work directories; also what overlay or an agent left without rights.
+
+    Overlay leaves `work` inside its work directory with mode 000. Missing ones are fine. Neither
+    links nor depth matter: folders are moved up before they are emptied, so that a tree deeper than
+    any path may be long costs no more than a flat one. Costs grow with the entries. No view may
+    have the layers mounted, and no process may change them.
+    Raises: OSError.
+    """
+    for layer in layers:
+        with suppress(FileNotFoundError):
+            with Tree.open(layer) as tree:
+                layer.chmod(0o700)
+                _empty(tree)
+            layer.rmdir()
+
+
+def _empty(tree: Tree) -> None:
+    fresh = os.fsencode(f".deltabox-{secrets.token_hex(8)}-")  # a name no agent could have taken
+    moved = 0
+    todo = [ROOT]
+    while todo:
+        folder = todo.pop()
+        fd = tree.open_at(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as found:
+                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+            for name, is_directory in entries:
+                if not is_directory:
+                    os.unlink(name, dir_fd=fd)
+                    continue
+                os.chmod(name, 0o700, dir_fd=fd)  # also to move it: its `..` is written
+                moved += 1
+                todo.append(WorkspacePath(fresh + b"%d" % moved))
+                os.rename(name, todo[-1], src_dir_fd=fd, dst_dir_fd=tree.fd)
+        finally:
+            os.close(fd)
+        if folder:
+            os.rmdir(folder, dir_fd=tree.fd)

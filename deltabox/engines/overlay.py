@@ -6,7 +6,6 @@ view, or decide what a view is made of.
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -22,7 +21,7 @@ from deltabox.engines import delta
 from deltabox.engines.base import Capabilities, Entrance, Graft, ViewSpec
 from deltabox.engines.diagnosis import Failure, explain, gather
 from deltabox.errors import EngineUnavailable
-from deltabox.paths import ROOT, Tree, WorkspacePath, display
+from deltabox.paths import Tree, WorkspacePath, display
 from deltabox.process import Control, end, native_program, open_process
 
 # A mount takes a millisecond; the slowest seen, with 400 layers on a busy machine, 30 ms. Past this
@@ -143,47 +142,6 @@ def prepare_layers(upper: Path, work: Path, base: Path) -> None:
         ) from exc
 
 
-def remove_layers(*layers: Path) -> None:
-    """Delete layers and work directories; also what overlay or an agent left without rights.
-
-    Overlay leaves `work` inside its work directory with mode 000. Missing ones are fine. Neither
-    links nor depth matter: folders are moved up before they are emptied, so that a tree deeper than
-    any path may be long costs no more than a flat one. Costs grow with the entries. No view may
-    have the layers mounted, and no process may change them.
-    Raises: OSError.
-    """
-    for layer in layers:
-        with suppress(FileNotFoundError):
-            with Tree.open(layer) as tree:
-                layer.chmod(0o700)
-                _empty(tree)
-            layer.rmdir()
-
-
-def _empty(tree: Tree) -> None:
-    fresh = os.fsencode(f".deltabox-{secrets.token_hex(8)}-")  # a name no agent could have taken
-    moved = 0
-    todo = [ROOT]
-    while todo:
-        folder = todo.pop()
-        fd = tree.open_at(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with os.scandir(fd) as found:
-                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-            for name, is_directory in entries:
-                if not is_directory:
-                    os.unlink(name, dir_fd=fd)
-                    continue
-                os.chmod(name, 0o700, dir_fd=fd)  # also to move it: its `..` is written
-                moved += 1
-                todo.append(WorkspacePath(fresh + b"%d" % moved))
-                os.rename(name, todo[-1], src_dir_fd=fd, dst_dir_fd=tree.fd)
-        finally:
-            os.close(fd)
-        if folder:
-            os.rmdir(folder, dir_fd=tree.fd)
-
-
 async def usable(project: Path, state_dir: Path) -> Verdict:
     """Whether views of `project` work with deltas in `state_dir`: mounts one and writes into it.
 
@@ -211,7 +169,7 @@ async def usable(project: Path, state_dir: Path) -> Verdict:
     except EngineUnavailable as exc:
         return Verdict(False, exc.sentence, tuple(exc.data.get("remedies", ())))
     finally:
-        remove_layers(trial)
+        delta.remove_layers(trial)
 
 
 def _try_write(root_fd: int, upper: Path) -> Verdict:

@@ -15,6 +15,7 @@ import msgspec
 from deltabox import config
 from deltabox.config import Config, Places
 from deltabox.errors import BadUsage, SessionBusy
+from deltabox.session import checkpoint
 from deltabox.session import project as projects
 from deltabox.session.folder import Folder, is_locked, locked, process_start
 from deltabox.session.pending import Pending, stamp, tidy
@@ -114,6 +115,10 @@ async def owning(
     folder: Folder = projects.folder_of(where, session.id)
     state: SessionState = next_session("running" if session.state == "running" else "idle", "own")
     with locked(folder.lock, what=f"Session {session.id}"):
+        checkpoint.settle(store, where, store.session(session.id))
+        if not checkpoint.is_empty(folder.upper):
+            # What earlier commands left can be gone back to, whatever the next one does.
+            checkpoint.create(store, where, session.id, label="before the next command")
         store.update_session(
             session.id,
             state=state,

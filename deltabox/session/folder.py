@@ -12,13 +12,12 @@
 import errno
 import fcntl
 import os
-import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltabox.engines.delta import remove_layers
 from deltabox.errors import Failed, SessionBusy
 
 
@@ -85,20 +84,9 @@ def make_private(folder: Path, owner: tuple[int, int]) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """rm -rf that first gives itself the rights it lacks. Never follows a link.
-
-    Raises: Failed naming what could not be removed.
-    """
-    if not os.path.lexists(folder):
-        return
-    # Python's rmtree is fd-based and takes no link for a folder; only rights are missing then.
-    for directory, names, _ in os.walk(folder, topdown=True):
-        for part in (directory, *(os.path.join(directory, n) for n in names)):
-            st = os.lstat(part)
-            if stat.S_ISDIR(st.st_mode) and st.st_mode & 0o700 != 0o700:
-                os.chmod(part, st.st_mode | 0o700)
+    """rm -rf of any depth and mode; never follows a link. Raises: Failed naming what stayed."""
     try:
-        shutil.rmtree(folder)
+        remove_layers(folder)
     except OSError as exc:
         raise Failed(f"{folder} could not be removed ({exc}); remove it by hand.") from exc
 

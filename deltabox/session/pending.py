@@ -26,7 +26,7 @@ from deltabox.review import diff, text
 from deltabox.review import undo as undoing
 from deltabox.review.model import Review
 from deltabox.review.steps import Committed, Plan, Progress, UndoRecord
-from deltabox.session import present, project, writeback
+from deltabox.session import checkpoint, present, project, writeback
 from deltabox.session.touch import ABSENT, recorded
 from deltabox.session.turn import next_review
 from deltabox.store import Commit, CommitId, Session, SessionId, Store, Touch, TrashRow, new_id
@@ -96,6 +96,7 @@ class Pending:
         digest: what was shown; the last one shown when None. Raises: ReviewChanged,
         ReviewConflict, NotFound, SessionBusy (another commit on the project), Failed.
         """
+        self._flatten()
         session = self._session
         row = self._store.review_of(self._id)
         shown = digest or (row.shown if row else None)
@@ -121,6 +122,7 @@ class Pending:
 
         Raises: NotFound when a path has no change.
         """
+        self._flatten()
         session = self._session
         with self._looking() as look:
             review = look.review("stat")
@@ -159,7 +161,6 @@ class Pending:
         if chosen is None:
             if look.upper.is_dir():
                 discarding.discard_all(look.base, str(look.upper), str(trash / "upper"))
-            self._store.update_session(self._id, stack="[]")
             return
         kept = trash / "paths"
         kept.mkdir(mode=0o700)
@@ -177,6 +178,11 @@ class Pending:
         return True
 
     # inside
+
+    def _flatten(self) -> None:
+        """A quiet delta is decided on as one layer; its checkpoints end with the decision."""
+        if self._live is None:
+            checkpoint.flatten(self._store, self._where, self._id)
 
     @contextmanager
     def _looking(self) -> Iterator["_Look"]:

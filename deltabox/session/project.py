@@ -82,14 +82,15 @@ def undo_folder(where: Places, commit: str) -> Path:
 @contextmanager
 def desk(store: Store, where: Places, session: Session) -> Iterator[Any]:
     """Where decisions on a session's changes go: its live owner, or its folder under our lock."""
-    from deltabox.session import pending
+    from deltabox.session import checkpoint, pending
 
     folder = folder_of(where, session.id)
     if is_locked(folder.lock):
-        yield OwnerDesk(Path(session.socket or ""), session)
+        yield OwnerDesk.of(session)
         return
     with locked(folder.lock, what=f"Session {session.id}"):
         store.update_session(session.id, state="idle", pid=None, pid_start=None, socket=None)
+        checkpoint.settle(store, where, session)
         yield pending.Pending(store, where, session.id)
     pending.tidy(store, where, session.id)
 
@@ -100,6 +101,13 @@ class OwnerDesk:
     def __init__(self, socket: Path, session: Session) -> None:
         self._socket = socket
         self._session = session
+
+    @classmethod
+    def of(cls, session: Session) -> "OwnerDesk":
+        return cls(Path(session.socket or ""), session)
+
+    def checkpoint(self, label: str) -> dict[str, Any]:
+        return self._call("checkpoint.create", label=label)
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         from deltabox.protocol import client

@@ -50,7 +50,7 @@ class Seen:
 
 
 class TouchWatcher:
-    """Watches one upper directory for the life of a mount.
+    """Watches one upper directory for the life of a mount; owns `upper` and closes it.
 
     since_ns: a base path whose ctime is later than this when first touched counts as drifted: its
     user changed it after the agent's view began, and nobody can tell which content the agent saw.
@@ -75,6 +75,7 @@ class TouchWatcher:
         self._watch_below(ROOT, self._start)
 
     def close(self) -> None:
+        self._upper.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -83,11 +84,15 @@ class TouchWatcher:
         """These were decided; their next change is a first touch again."""
         self._known.difference_update(paths)
 
-    def restart(self, upper: Tree, *, since_ns: int) -> None:
+    def restart(self, upper: Tree) -> None:
         """Watch another upper after a restack; fingerprints taken so far stay known."""
-        os.close(self.fd)
-        known = self._known
-        self.__init__(upper, self._base, since_ns=since_ns, known=known)  # type: ignore[misc]
+        for wd in self._path_of:
+            _libc.inotify_rm_watch(self.fd, ctypes.c_int(wd))
+        self._path_of.clear()
+        self._moves.clear()
+        self._upper.close()
+        self._upper = upper
+        self._watch_below(ROOT, self._start)
 
     def drain(self) -> Seen:
         """All events so far; returns at once. Complete for everything that ended before the call,

@@ -46,7 +46,10 @@ def next_session(state: SessionState, event: SessionEvent, *, live: bool = False
         )
     if state == "closed":
         raise NotFound("The session is closed; start a new one.")
-    return SESSION[state][event]
+    to = SESSION[state].get(event)
+    if to is None:
+        raise Failed(f"The session is {state}, where {event!r} cannot happen; report this.")
+    return to
 
 
 def next_review(state: ReviewState, event: ReviewEvent) -> ReviewState:

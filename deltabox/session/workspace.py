@@ -241,19 +241,17 @@ class Workspace:
         async with self._decisions:
             self._take(self._watcher.drain())
             if not self._running:
-                with trio.CancelScope(shield=True):
-                    return await self._restacked(
-                        lambda: checkpoint.create(
-                            self._store, self._where, self.session.id, label=label, turn=turn
-                        )
+                return await self._restacked(
+                    lambda: checkpoint.create(
+                        self._store, self._where, self.session.id, label=label, turn=turn
                     )
+                )
             await self._freeze()
             try:
-                with trio.CancelScope(shield=True):
-                    row = await trio.to_thread.run_sync(self._clone, label, turn)
+                row = await trio.to_thread.run_sync(self._clone, label, turn)
             finally:
                 await self._thaw()
-            return row
+        return row
 
     def _clone(self, label: str, turn: int | None) -> Checkpoint:
         with Store.open(self._where.database) as store:
@@ -272,12 +270,9 @@ class Workspace:
                     "Commands of the session still run; end them first, then restore."
                 )
             self._take(self._watcher.drain())
-            with trio.CancelScope(shield=True):
-                return await self._restacked(
-                    lambda: checkpoint.restore(
-                        self._store, self._where, self.session.id, named, paths
-                    )
-                )
+            return await self._restacked(
+                lambda: checkpoint.restore(self._store, self._where, self.session.id, named, paths)
+            )
 
     async def _restacked(self, change: Callable[[], Checkpoint]) -> Checkpoint:
         """Change the layers of a quiet session and show them. If the view cannot follow it is dead
@@ -287,7 +282,8 @@ class Workspace:
         row = change()
         session = self._store.session(self.session.id)
         lowers = [self._folder.layers / name for name in checkpoint.stack_of(session)]
-        await self.view.restack(lowers, self._folder.upper, self._folder.work)
+        with trio.CancelScope(shield=True):
+            await self.view.restack(lowers, self._folder.upper, self._folder.work)
         self._watcher.restart(Tree.open(self._folder.upper))
         return row
 

@@ -12,7 +12,8 @@ import trio
 
 from deltabox.engines import delta
 from deltabox.engines.base import Graft
-from deltabox.engines.overlay import OverlayEngine, remove_layers, usable
+from deltabox.engines.delta import remove_layers
+from deltabox.engines.overlay import OverlayEngine, usable
 from deltabox.errors import EngineUnavailable, Failed
 from deltabox.paths import Tree, parse
 from deltabox.process import run_trusted
