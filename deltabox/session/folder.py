@@ -1,6 +1,6 @@
 """Where a session keeps its things on disk, and the lock that says who owns it.
 
-<state>/sessions/<id>/lock     held by the owner for its life (fcntl); pid inside, for people
+<state>/sessions/<id>/lock     held by the owner for its life (fcntl, by open file); pid inside, for people
                      /upper    the top layer; written only by the mount while one stands
                      /work     overlay's own
                      /layers/  frozen layers
@@ -100,23 +100,35 @@ def owner_of(lock: Path) -> str:
     return f"process {text}" if text else "another process"
 
 
+# struct flock on 64-bit Linux: type, whence, start, length, pid (0 for this kind of lock).
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+def _try_lock(fd: int) -> bool:
+    """Lock the open file (not the process: one coordinator has many sessions, and a second opening
+    of the file in the same process must neither succeed nor, when closed, free the first)."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError as exc:
+        if exc.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
+
+
 @contextmanager
 def locked(lock: Path, *, what: str) -> Iterator[None]:
-    """Hold an fcntl lock on `lock` for the context; gone with the process, however it ends.
+    """Hold a lock on `lock` for the context; gone with the process, however it ends.
 
-    Not inherited by children, and lost when the process closes *any* descriptor of the file:
-    open it nowhere else. Raises: SessionBusy naming the holder.
+    Not inherited by programs we start; excludes other tasks and threads of this process too.
+    Raises: SessionBusy naming the holder.
     """
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            if exc.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
+        if not _try_lock(fd):
             raise SessionBusy(
                 f"{what} is in use by {owner_of(lock)}; wait for it or work through it."
-            ) from exc
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -125,19 +137,13 @@ def locked(lock: Path, *, what: str) -> Iterator[None]:
 
 
 def is_locked(lock: Path) -> bool:
-    """True while another process holds the lock. Never call it in the holder: see `locked`."""
+    """True while anybody, this process included, holds the lock."""
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        if exc.errno in (errno.EACCES, errno.EAGAIN):
-            return True
-        raise
-    else:
-        return False
+        return not _try_lock(fd)
     finally:
         os.close(fd)
 

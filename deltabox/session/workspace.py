@@ -40,6 +40,7 @@ class Running:
     turn: int
     command: Command
     has_terminal: bool
+    shared: bool = False  # another command lived beside it, whose work may be among its paths
     paths: set[WorkspacePath] = field(default_factory=set)
 
 
@@ -84,9 +85,11 @@ class Workspace:
         cwd: Path,
         profile: str | None = None,
         named_env: Sequence[tuple[str, str]] = (),
+        env: Sequence[tuple[str, str]] = (),
     ) -> AsyncIterator[Running]:
         """Run one command in the workspace for the life of the context; journaled as a turn.
 
+        named_env: what a person wrote; env: from a request, where names that mean code are refused.
         argv[0] is looked up inside, by the sandbox's PATH. Raises: IsolationUnavailable, Refused,
         NotFound (cwd). Cancellation: ends the command and everything it started.
         """
@@ -97,6 +100,7 @@ class Workspace:
             profile=cast(Profile, profile or self.settings.profile),
             network=cast(Network, self.settings.network),
             nest=self.settings.nest,
+            env=tuple(env),
             named_env=tuple(named_env),
             tmp_bytes=self.settings.limits.tmp,
             shm_bytes=self.settings.limits.shm,
@@ -121,6 +125,8 @@ class Workspace:
                 )
             async with starting as started:
                 running = Running(turn, started, isinstance(stdio, Tty))
+                for beside in self._running:
+                    beside.shared = running.shared = True
                 self._running.append(running)
                 try:
                     yield running
