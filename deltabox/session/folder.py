@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import struct
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
