@@ -46,21 +46,26 @@ def _answer(stream: socket.socket) -> Any:
     decoder = jsonrpc.Decoder(limit=1 << 30)
     while chunk := stream.recv(1 << 18):
         for frame in decoder.feed(chunk):
-            if isinstance(frame, jsonrpc.Response) and frame.id == 1:
-                if frame.error is not None:
-                    raise error_from(frame.error)
+            if not isinstance(frame, jsonrpc.Response) or frame.id not in (1, None):
+                continue
+            if frame.error is not None:
+                # Without an id it is about a line that could not be read; we sent only this one.
+                raise error_from(frame.error)
+            if frame.id == 1:
                 return frame.result
     raise errors.SessionBusy("The session's owner went away before it answered; ask again.")
 
 
 def error_from(body: dict[str, Any]) -> errors.DeltaboxError:
     """The error object of a reply as the class that made it."""
-    data = body.get("data") or {}
+    data = body.get("data")
+    if not isinstance(data, dict):
+        data = {}
     known = {
         cls.host_code: cls
         for cls in vars(errors).values()
         if isinstance(cls, type) and issubclass(cls, errors.DeltaboxError)
     }
-    cls = known.get(data.get("code", ""), errors.Failed)
+    cls = known.get(str(data.get("code", "")), errors.Failed)
     rest = {k: v for k, v in data.items() if k not in ("code", "exitStatus")}
     return cls(str(body.get("message", "The owner refused.")), **rest)
