@@ -126,6 +126,9 @@ def locked(lock: Path, *, what: str) -> Iterator[None]:
     """
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        if os.geteuid() == 0:  # under sudo: the user must be able to lock it without
+            above = os.stat(lock.parent)
+            os.fchown(fd, above.st_uid, above.st_gid)
         if not _try_lock(fd):
             raise SessionBusy(
                 f"{what} is in use by {owner_of(lock)}; wait for it or work through it."
@@ -144,7 +147,9 @@ def is_locked(lock: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(fd)
+        # Asked, not tried: a lock taken for a moment would make somebody else's start fail.
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
     finally:
         os.close(fd)
 

@@ -76,7 +76,10 @@ def writing(where: Places, project: Path) -> Iterator[None]:
 
 
 def undo_folder(where: Places, commit: str) -> Path:
-    return where.state / "undo" / commit
+    """Where a commit's displaced files go; made here, so that it is the user's under sudo too."""
+    folder = where.state / "undo" / commit
+    make_private(folder, (where.uid, where.gid))
+    return folder
 
 
 @contextmanager
@@ -323,7 +326,7 @@ def garbage(store: Store, where: Places, limits: Trash) -> list[Garbage]:
 def _old_undo(store: Store, where: Places, horizon: int) -> list[Garbage]:
     found = []
     for commit in store.all_commits():
-        folder = undo_folder(where, commit.id)
+        folder = where.state / "undo" / commit.id
         if not folder.is_dir() or commit.state == "planned" or commit.at_ns >= horizon:
             continue
 
