@@ -58,6 +58,9 @@ def _keep_one(base: Tree, target: Path, touch: Touch, budget: int) -> int | None
         fresh = target.with_suffix(".new")
         sink = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
+            if os.geteuid() == 0:  # under sudo the session is the user's
+                above = os.stat(target.parent)
+                os.fchown(sink, above.st_uid, above.st_gid)
             spent = _copy(source, sink, touch.size, budget)
         finally:
             os.close(sink)

@@ -17,7 +17,14 @@ from deltabox.config import Config, Places
 from deltabox.errors import BadUsage, SessionBusy
 from deltabox.session import checkpoint
 from deltabox.session import project as projects
-from deltabox.session.folder import Folder, is_locked, locked, process_start
+from deltabox.session.folder import (
+    Folder,
+    is_locked,
+    locked,
+    make_private,
+    process_start,
+    remove_tree,
+)
 from deltabox.session.pending import Pending, stamp, tidy
 from deltabox.session.recipe import owner_of
 from deltabox.session.turn import SessionState, next_session
@@ -114,6 +121,7 @@ async def owning(
     """
     folder: Folder = projects.folder_of(where, session.id)
     state: SessionState = next_session("running" if session.state == "running" else "idle", "own")
+    make_private(where.runtime, (where.uid, where.gid))
     with locked(folder.lock, what=f"Session {session.id}"):
         checkpoint.settle(store, where, store.session(session.id))
         if not checkpoint.is_empty(folder.upper):
@@ -135,6 +143,8 @@ async def owning(
             ) as workspace:
                 yield workspace
         finally:
+            # Overlay's own folder: under sudo it is root's, and nobody else could remove it.
+            remove_tree(folder.work)
             store.update_session(
                 session.id,
                 state=next_session(state, "rest"),
