@@ -33,7 +33,8 @@ def at_desk(args: argparse.Namespace) -> Iterator[tuple[card.Desk, Session, Plac
     where, project = setting(args)
     with projects.open_state(where) as store:
         session = pick(store, project, args.session)
-        with projects.desk(store, where, session) as desk:
+        counter = text.Progress(sys.stderr, "committing: step")
+        with projects.desk(store, where, session, counter) as desk:
             yield desk, session, where
 
 
@@ -168,4 +169,6 @@ def undo(args: argparse.Namespace) -> int:
         f"took back {text.plural(done['paths'], 'change')} of {done['undone']} (as {done['commit']})"
     )
     print(f"  `deltabox undo {done['commit']}` brings them again")
+    for session in done["liveSessions"]:
+        print(f"  session {session} is running and may show the old content until it restarts")
     return 0

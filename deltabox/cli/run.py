@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from deltabox import config
-from deltabox.cli import card, terminal
+from deltabox.cli import card, terminal, text
 from deltabox.cli.review import colours, setting
 from deltabox.config import Config, Places
 from deltabox.errors import BadUsage, DeltaboxError
@@ -206,7 +206,8 @@ def after(store: Store, where: Places, session: Session, mode: str) -> None:
     """What follows the command: nothing pending, or the review as asked. Errors keep the review."""
     if session.state == "closed" or store.review_of(session.id) is None:
         return
-    with projects.desk(store, where, session) as desk:
+    counter = text.Progress(sys.stderr, "committing: step")
+    with projects.desk(store, where, session, counter) as desk:
         result = desk.diff()
         if not result["files"] and not result["refused"]:
             return

@@ -6,9 +6,10 @@ Everything from the project (names, text) was escaped by review/ before it comes
 """
 
 import textwrap
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from deltabox.paths import display
 
@@ -181,3 +182,32 @@ def outcome(code: int | None, signal: int | None) -> str:
     if signal is not None:
         return f"killed by signal {signal}"
     return "unfinished" if code is None else f"exit {code}"
+
+
+class Progress:
+    """A counter on one terminal line, only once the work has taken PATIENCE_S; silent elsewhere."""
+
+    PATIENCE_S = 0.5
+
+    def __init__(self, stream: TextIO, what: str) -> None:
+        self._stream = stream
+        self._what = what
+        self._began = time.monotonic()
+        self._next = self._began + self.PATIENCE_S
+        self._is_shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done >= total:
+            self.end()
+        elif now >= self._next and self._stream.isatty():
+            self._next = now + 0.1
+            self._is_shown = True
+            self._stream.write(f"\r{self._what} {done}/{total}\x1b[K")
+            self._stream.flush()
+
+    def end(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

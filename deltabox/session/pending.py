@@ -8,7 +8,7 @@ commits copy out of it, discards are written back through the view.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from deltabox.review import commit as committing
 from deltabox.review import diff, text
 from deltabox.review import undo as undoing
 from deltabox.review.model import Review
-from deltabox.review.steps import Committed, Plan, Progress, UndoRecord
+from deltabox.review.steps import Committed, Plan, Progress, Step, UndoRecord
 from deltabox.session import checkpoint, present, project, writeback
 from deltabox.session.touch import ABSENT, recorded
 from deltabox.session.turn import next_review
@@ -48,12 +48,19 @@ class Pending:
     """Decisions on one session (the `Desk` of the card). One at a time; make it and use it at once."""
 
     def __init__(
-        self, store: Store, where: Places, session: SessionId, *, live: Live | None = None
+        self,
+        store: Store,
+        where: Places,
+        session: SessionId,
+        *,
+        live: Live | None = None,
+        progress: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> None:
         self._store = store
         self._where = where
         self._id = session
         self._live = live
+        self._progress = progress
 
     @property
     def _session(self) -> Session:
@@ -203,8 +210,14 @@ class Pending:
         session = self._session
         settings = settings_of(session)
         commit = CommitId(new_id("c"))
+        steps = [0, 0]  # done, all
+
+        def on_step(_step: Step) -> None:
+            steps[0] += 1
+            self._progress(*steps)
 
         def store(plan: Plan) -> None:
+            steps[:] = 0, len(plan.steps)
             self._store.plan_commit(
                 commit,
                 session=self._id,
@@ -225,6 +238,7 @@ class Pending:
                     undo_dir=str(project.undo_folder(self._where, commit)),
                     store=store,
                     record=lambda p: self._store.set_progress(commit, msgspec.json.encode(p)),
+                    on_step=on_step,
                     selection=[WorkspacePath(p) for p in paths] or None,
                     on_conflict=cast(committing.OnConflict, on_conflict),
                     allow=allow,
@@ -530,7 +544,16 @@ def undo(store: Store, where: Places, root: Path, named: str | None) -> dict[str
         store.note(
             "undo", session=commit.session, project=commit.project, undone=commit.id, commit=fresh
         )
-    return {"undone": commit.id, "commit": fresh, "paths": len(done.paths), "notes": done.notices}
+    live = [s.id for s in store.sessions(commit.project) if s.state == "running"]
+    return {
+        "undone": commit.id,
+        "commit": fresh,
+        "paths": len(done.paths),
+        "notes": done.notices,
+        # A live overlay may go on showing what it has looked up before.
+        "viewStale": [present.named(o.path) for o in done.paths] if live else [],
+        "liveSessions": live,
+    }
 
 
 def _undoable(store: Store, root: Path, named: str | None) -> Commit:

@@ -83,8 +83,16 @@ def undo_folder(where: Places, commit: str) -> Path:
 
 
 @contextmanager
-def desk(store: Store, where: Places, session: Session) -> Iterator[Any]:
-    """Where decisions on a session's changes go: its live owner, or its folder under our lock."""
+def desk(
+    store: Store,
+    where: Places,
+    session: Session,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Iterator[Any]:
+    """Where decisions on a session's changes go: its live owner, or its folder under our lock.
+
+    progress: called with steps done and steps in all while a commit of ours runs.
+    """
     from deltabox.session import checkpoint, pending
 
     folder = folder_of(where, session.id)
@@ -94,7 +102,7 @@ def desk(store: Store, where: Places, session: Session) -> Iterator[Any]:
     with locked(folder.lock, what=f"Session {session.id}"):
         store.update_session(session.id, state="idle", pid=None, pid_start=None, socket=None)
         checkpoint.settle(store, where, session)
-        yield pending.Pending(store, where, session.id)
+        yield pending.Pending(store, where, session.id, progress=progress)
     pending.tidy(store, where, session.id)
 
 

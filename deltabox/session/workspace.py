@@ -349,7 +349,7 @@ async def open_workspace(
         facts = host.gather(
             project=session.project,
             home=where.home,
-            user=where.user,
+            user=where.user if where.uid else "user",  # root appears as an ordinary user
             owner=owner,
             environ=where.environ,
             read_only=[
