@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deltabox import config
 from deltabox.config import Places
-from deltabox.engines.overlay import remove_layers
+from deltabox.engines.delta import remove_layers
 from deltabox.process import run_trusted
 
 SOURCES = ("/usr/include", "/usr/lib/python3", "/usr/share", "/usr/lib")
