@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NewType
 
-from deltabox.errors import Failed, NotFound, Refused
+from deltabox.errors import Ambiguous, Failed, NotFound, Refused
 
 SessionId = NewType("SessionId", str)
 CommitId = NewType("CommitId", str)
@@ -114,6 +114,10 @@ MIGRATIONS: tuple[str, ...] = (
         folder TEXT NOT NULL, paths INTEGER NOT NULL, bytes INTEGER NOT NULL
     );
     """,
+)
+
+BUSY_S = (
+    10.0  # how long to wait for another process's transaction; the longest takes a tenth of it
 )
 
 # File systems over which SQLite's locks and shared memory are not to be trusted.
@@ -222,6 +226,59 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{os.urandom(4).hex()}"
 
 
+class _Connection(sqlite3.Connection):
+    """SQLite's refusals as errors for a person: a full disk, a file that is no database, a lock kept."""
+
+    # No @override: typing_extensions would cost each start 8 ms.
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:  # type: ignore[explicit-override]
+        try:
+            return super().execute(sql, parameters)
+        except sqlite3.DatabaseError as exc:
+            raise _told(exc) from exc
+
+    def executemany(self, sql: str, parameters: Any) -> sqlite3.Cursor:  # type: ignore[explicit-override]
+        try:
+            return super().executemany(sql, parameters)
+        except sqlite3.DatabaseError as exc:
+            raise _told(exc) from exc
+
+
+def _told(exc: sqlite3.DatabaseError) -> Exception:
+    """Defects of ours (a broken constraint, bad SQL parameters) stay what they are."""
+    if isinstance(exc, (sqlite3.IntegrityError, sqlite3.ProgrammingError)):
+        return exc
+    next_step = {
+        sqlite3.SQLITE_BUSY: "another deltabox holds it; try again",
+        sqlite3.SQLITE_FULL: "free some space there and try again",
+        sqlite3.SQLITE_NOTADB: "move it away, deltabox will begin a new one",
+        sqlite3.SQLITE_CORRUPT: "move it away, deltabox will begin a new one",
+    }.get(getattr(exc, "sqlite_errorcode", 0) & 0xFF, "`deltabox doctor` looks at its folder")
+    return Failed(f"The state database refuses ({exc}); {next_step}.")
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL, once for each database. SQLite does not wait for this lock by itself, so two
+    first starts at one moment would see one of them refused."""
+    deadline = time.monotonic() + BUSY_S
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except Failed:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)
+        else:
+            return  # also where WAL cannot be had: the older journal is as safe, only slower
+
+
+def _fit(text: str | None) -> str | bytes | None:
+    """A path for a TEXT column, which takes no bytes that are not UTF-8 but as a BLOB."""
+    try:
+        return None if text is None else text.encode().decode()
+    except UnicodeEncodeError:
+        return os.fsencode(text or "")
+
+
 class Store:
     """The open database. Close it, or use it in `with`. One per process; not for other threads."""
 
@@ -240,13 +297,22 @@ class Store:
                 f"{database.parent} lies on {kind}, where SQLite cannot lock safely; "
                 "set DELTABOX_STATE_DIR to a local folder."
             )
-        connection = sqlite3.connect(database, isolation_level=None, timeout=10)
-        connection.execute("PRAGMA journal_mode=WAL")
-        # NORMAL: a power cut may lose the last transactions, never the database. A strict commit
-        # asks for FULL around its plan (see `durable`).
-        connection.execute("PRAGMA synchronous=NORMAL")
-        store = cls(connection)
-        store._migrate(database)
+        try:
+            connection = sqlite3.connect(
+                database, isolation_level=None, timeout=BUSY_S, factory=_Connection
+            )
+        except sqlite3.DatabaseError as exc:
+            raise _told(exc) from exc
+        try:
+            _use_wal(connection)
+            # NORMAL: a power cut may lose the last transactions, never the database. A strict
+            # commit asks for FULL around its plan (see `durable`).
+            connection.execute("PRAGMA synchronous=NORMAL")
+            store = cls(connection)
+            store._migrate(database)
+        except BaseException:
+            connection.close()
+            raise
         return store
 
     def close(self) -> None:
@@ -284,10 +350,13 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # A COMMIT that failed has left it open: what came next would join it and be lost. A
+            # full disk may have ended it already.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     @contextmanager
     def durable(self, *, strict: bool) -> Iterator[None]:
@@ -299,6 +368,11 @@ class Store:
         finally:
             if strict:
                 self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def _many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """One transaction for all rows: half of them is never there, and each would cost as much."""
+        with self.transaction():
+            self._db.executemany(sql, rows)
 
     # sessions
 
@@ -325,7 +399,7 @@ class Store:
                 session.since_ns,
                 session.pid,
                 session.pid_start,
-                session.socket,
+                _fit(session.socket),
                 session.settings,
                 session.stack,
             ),
@@ -334,15 +408,22 @@ class Store:
     def update_session(self, session: SessionId, **values: Any) -> None:
         """Set columns by name; `updated_ns` is set too."""
         values["updated_ns"] = time.time_ns()
+        if "socket" in values:
+            values["socket"] = _fit(values["socket"])
         names = ", ".join(f"{column}=?" for column in values)
         self._db.execute(f"UPDATE sessions SET {names} WHERE id=?", (*values.values(), session))
 
     def session(self, session: str) -> Session:
-        """By id or by an unambiguous beginning of one. Raises NotFound."""
+        """By id or by an unambiguous beginning of one. Raises: NotFound, Ambiguous."""
         rows = self._sessions("WHERE id=?", (session,)) or self._sessions(
             "WHERE substr(id, 1, length(?))=? AND length(?)>=3", (session, session, session)
         )
-        if len(rows) != 1:
+        if len(rows) > 1:
+            listed = ", ".join(row.id for row in rows)
+            raise Ambiguous(
+                f"{session!r} is the beginning of {listed}; give more of the one meant."
+            )
+        if not rows:
             raise NotFound(f"There is no session {session!r}; `deltabox sessions` lists them.")
         return rows[0]
 
@@ -358,7 +439,13 @@ class Store:
 
     def _sessions(self, where: str, values: Sequence[Any]) -> list[Session]:
         rows = self._db.execute(f"{self._SESSION} {where}", values)
-        return [Session(row[0], Path(os.fsdecode(row[1])), *row[2:]) for row in rows]
+        found = []
+        for row in rows:
+            values = list(row)
+            values[1] = Path(os.fsdecode(row[1]))
+            values[12] = None if row[12] is None else os.fsdecode(row[12])
+            found.append(Session(*values))
+        return found
 
     # turns and authors
 
@@ -386,10 +473,15 @@ class Store:
             " FROM turns WHERE session=? ORDER BY id",
             (session,),
         )
-        return [Turn(r[0], r[1], tuple(json.loads(r[2])), *r[3:]) for r in rows]
+        return [
+            Turn(
+                r[0], r[1], tuple(json.loads(r[2])), r[3], r[4], r[5], r[6], r[7], r[8], bool(r[9])
+            )
+            for r in rows
+        ]
 
     def add_authors(self, session: SessionId, turn: int, paths: Iterable[bytes]) -> None:
-        self._db.executemany(
+        self._many(
             "INSERT OR IGNORE INTO authors VALUES (?,?,?)", ((session, p, turn) for p in paths)
         )
 
@@ -406,7 +498,7 @@ class Store:
 
     def add_touches(self, session: SessionId, touches: Iterable[Touch]) -> None:
         """Keeps what stands: only the first touch of a path counts."""
-        self._db.executemany(
+        self._many(
             "INSERT OR IGNORE INTO touches VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
                 (
@@ -436,32 +528,34 @@ class Store:
             " FROM touches WHERE session=?",
             (session,),
         )
-        return {r[0]: Touch(*r) for r in rows}
+        return {
+            r[0]: Touch(r[0], r[1], r[2], r[3], r[4], r[5], r[6], bool(r[7]), r[8]) for r in rows
+        }
 
     def drop_touches(self, session: SessionId, paths: Iterable[bytes] | None = None) -> None:
         """Forget first touches and authors of `paths`, or of all: they have been decided."""
-        for table in ("touches", "authors"):
-            if paths is None:
-                self._db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
-            else:
-                paths = list(paths)
-                self._db.executemany(
-                    f"DELETE FROM {table} WHERE session=? AND path=?",
-                    ((session, p) for p in paths),
-                )
+        chosen = None if paths is None else [(session, path) for path in paths]
+        with self.transaction():
+            for table in ("touches", "authors"):
+                if chosen is None:
+                    self._db.execute(f"DELETE FROM {table} WHERE session=?", (session,))
+                else:
+                    self._many(f"DELETE FROM {table} WHERE session=? AND path=?", chosen)
 
     # reviews
 
     def open_review(self, session: SessionId) -> ReviewRow:
         """The session's open review, opened now if there is none."""
-        found = self.review_of(session)
-        if found is not None:
+        if (found := self.review_of(session)) is not None:
             return found
-        row = ReviewRow(new_id("r"), session, "open", time.time_ns(), None, None)
-        self._db.execute(
-            "INSERT INTO reviews (id, session, state, opened_ns) VALUES (?,?,?,?)",
-            (row.id, session, row.state, row.opened_ns),
-        )
+        with self.transaction():  # two askers at once must not open two
+            if (found := self.review_of(session)) is not None:
+                return found
+            row = ReviewRow(new_id("r"), session, "open", time.time_ns(), None, None)
+            self._db.execute(
+                "INSERT INTO reviews (id, session, state, opened_ns) VALUES (?,?,?,?)",
+                (row.id, session, row.state, row.opened_ns),
+            )
         return row
 
     def review_of(self, session: SessionId) -> ReviewRow | None:
@@ -531,7 +625,7 @@ class Store:
         )
 
     def add_ours(self, session: SessionId, prints: Iterable[tuple[bytes, bytes]]) -> None:
-        self._db.executemany(
+        self._many(
             "INSERT OR REPLACE INTO ours VALUES (?,?,?)", ((session, p, f) for p, f in prints)
         )
 
@@ -543,11 +637,16 @@ class Store:
         self._db.execute("DELETE FROM ours WHERE session=?", (session,))
 
     def commit(self, commit: str) -> Commit:
-        """By id or an unambiguous beginning. Raises NotFound."""
+        """By id or an unambiguous beginning. Raises: NotFound, Ambiguous."""
         rows = self._commits("WHERE id=?", (commit,)) or self._commits(
             "WHERE substr(id, 1, length(?))=? AND length(?)>=3", (commit, commit, commit)
         )
-        if len(rows) != 1:
+        if len(rows) > 1:
+            listed = ", ".join(row.id for row in rows)
+            raise Ambiguous(
+                f"{commit!r} is the beginning of {listed}; give more of the one meant."
+            )
+        if not rows:
             raise NotFound(f"There is no commit {commit!r}; `deltabox log` lists them.")
         return rows[0]
 
@@ -647,7 +746,7 @@ class Store:
                 row.session,
                 os.fsencode(row.project),
                 row.at_ns,
-                row.folder,
+                _fit(row.folder),
                 row.paths,
                 row.bytes,
             ),
@@ -658,7 +757,10 @@ class Store:
         rows = self._db.execute(
             "SELECT id, session, project, at_ns, folder, paths, bytes FROM trash ORDER BY at_ns"
         )
-        return [TrashRow(r[0], r[1], Path(os.fsdecode(r[2])), *r[3:]) for r in rows]
+        return [
+            TrashRow(r[0], r[1], Path(os.fsdecode(r[2])), r[3], os.fsdecode(r[4]), *r[5:])
+            for r in rows
+        ]
 
     def drop_trash(self, trash: str) -> None:
         self._db.execute("DELETE FROM trash WHERE id=?", (trash,))

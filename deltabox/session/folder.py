@@ -122,7 +122,7 @@ def locked(lock: Path, *, what: str) -> Iterator[None]:
     """Hold a lock on `lock` for the context; gone with the process, however it ends.
 
     Not inherited by programs we start; excludes other tasks and threads of this process too.
-    Raises: SessionBusy naming the holder.
+    Raises: SessionBusy naming the holder, or saying that the last one has just removed it all.
     """
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -133,11 +133,21 @@ def locked(lock: Path, *, what: str) -> Iterator[None]:
             raise SessionBusy(
                 f"{what} is in use by {owner_of(lock)}; wait for it or work through it."
             )
+        if not _is_at(fd, lock):
+            raise SessionBusy(f"{what} has just been ended by another process; look again.")
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file still has that name; a lock on a removed file excludes nobody."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(lock: Path) -> bool:
