@@ -28,13 +28,12 @@ WHITEOUT = "user.overlay.whiteout"
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
+_KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink"}
+
+
 def kind_of(mode: int) -> Kind:
     """The four kinds a review tells apart; devices, fifos and sockets are all `special`."""
-    if stat.S_ISREG(mode):
-        return "file"
-    if stat.S_ISDIR(mode):
-        return "dir"
-    return "symlink" if stat.S_ISLNK(mode) else "special"
+    return _KINDS.get(mode & 0o170000, "special")
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True):

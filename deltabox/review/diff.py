@@ -3,6 +3,7 @@
 Reads both sides by descriptors and writes nothing. What may be committed is the plan's business.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
@@ -10,8 +11,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from deltabox.engines.delta import Fingerprint, Merged, Node, Touched, is_foreign_xattr
-from deltabox.paths import Tree, WorkspacePath, is_within, name, parent
+from deltabox.engines.delta import (
+    Fingerprint,
+    Merged,
+    Node,
+    Touched,
+    foreign_xattrs,
+    is_foreign_xattr,
+)
+from deltabox.paths import Tree, WorkspacePath, display, is_within, name, parent
 from deltabox.review import gitunit, risk
 from deltabox.review.digest import digest
 from deltabox.review.model import Change, ChangeKind, Conflict, Review
@@ -143,14 +151,14 @@ class _Look:
 
     def _look_at_file(self, change: Change, before: Node | None, after: Node) -> bool:
         path = after.path
-        new = self._read(after)
+        new = self._read(after, with_xattrs=True)
         change.size_after = new.size
         old: _Content | None = None
         if before is not None and before.kind == "file":
             old = self._read_or_none(before)
-            foreign = sorted(set(new.xattrs) - set(old.xattrs if old else ()))
-        else:
-            foreign = new.xattrs
+        foreign = new.xattrs
+        if foreign and before is not None and before.kind == "file":
+            foreign = sorted(set(foreign) - set(foreign_xattrs(before.tree, before.path)))
         if foreign:
             change.notes.append(f"extended attributes stay out: {', '.join(foreign)}")
         if old is not None and self._is_equal(before, old, after, new):
@@ -211,15 +219,18 @@ class _Look:
         except PermissionError:
             return None
 
-    def _read(self, node: Node) -> _Content:
-        fd = open_regular(node.tree, node.path)
+    def _read(self, node: Node, *, with_xattrs: bool = False) -> _Content:
+        # The one hot place of a review: one open, fstat, read and close for each side of a file.
+        fd = os.open(name(node.path), _OPEN, dir_fd=node.tree.parent_fd(node.path))
         try:
-            size = os.fstat(fd).st_size
-            xattrs = [a for a in os.listxattr(fd) if is_foreign_xattr(a)]
-            if size > self.limit:
+            st = os.fstat(fd)
+            if not stat.S_ISREG(st.st_mode):
+                raise PermissionError(f"{display(node.path)} is no longer a regular file")
+            xattrs = _foreign(fd) if with_xattrs else []
+            if st.st_size > self.limit:
                 hashed, size = _hash_stream(fd)
                 return _Content(size, None, hashed, xattrs)
-            data = _read_all(fd, size)
+            data = _read_all(fd, st.st_size)
             return _Content(len(data), data, None, xattrs)
         finally:
             os.close(fd)
@@ -386,8 +397,17 @@ def open_regular(tree: Tree, path: WorkspacePath) -> int:
     fd = os.open(name(path), _OPEN, dir_fd=tree.parent_fd(path))
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise PermissionError(f"{path!r} is no longer a regular file")
+        raise PermissionError(f"{display(path)} is no longer a regular file")
     return fd
+
+
+def _foreign(fd: int) -> list[str]:
+    try:
+        return [a for a in os.listxattr(fd) if is_foreign_xattr(a)]
+    except OSError as exc:
+        if exc.errno == errno.EOPNOTSUPP:
+            return []
+        raise
 
 
 def _read_all(fd: int, size: int) -> bytes:

@@ -93,7 +93,9 @@ def gather(
 def _members(prefix: WorkspacePath, found: list[Change], merged: Merged) -> list[Change]:
     by_path = {c.path: c for c in found}
     whole = by_path.get(prefix)
-    if whole is not None and whole.kind in ("added", "deleted"):
+    if whole is not None and whole.kind == "deleted":
+        return found
+    if whole is not None and whole.kind == "added":
         return [c for c in found if not c.path.endswith(b".lock")]
     members = [
         c

@@ -69,6 +69,8 @@ _NOTED = {
     b"GEMINI.md": "instructions to agents",
 }
 
+_KNOWN_NAMES = frozenset({*_AUTOMATIC, *_NOTED, b"package.json", b"config", b"config.worktree"})
+
 # git-config(1): keys whose value is a program, or that pull in files that could hold such keys.
 _PROGRAM_KEYS = frozenset(
     {
@@ -103,9 +105,16 @@ def assess(path: WorkspacePath, before: bytes | None, after: bytes | None) -> Ri
 
     Deletions carry no risk. Contents beyond the caller's bound come as None and are judged by name.
     """
-    if after is None:
-        return _by_name(path, name(path))
     base_name = name(path)
+    if (
+        base_name not in _KNOWN_NAMES
+        and not path.startswith(b".")
+        and path.find(b"/.") < 0
+        and not base_name.endswith(b".pth")
+    ):
+        return None  # nearly every file: nothing in its path could matter
+    if after is None:
+        return _by_name(path, base_name)
     if base_name in (b"config", b".gitmodules", b"config.worktree", b".gitconfig"):
         keys = program_keys(after) - program_keys(before or b"")
         if keys:
