@@ -6,6 +6,7 @@ rest of deltabox never asks `os.environ`. pydantic (90 ms) is imported only when
 
 import os
 import pwd
+import stat
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ ISOLATION_ALIASES = {"deltabox": "bubblewrap", "bwrap": "bubblewrap"}
 
 PROJECT_FILE = "deltabox.toml"
 MIB = 1 << 20
+MAX_FILE_BYTES = MIB  # a page is usual; a project's file may come from anybody
+MAX_NUMBER = 1 << 60  # what off_t, tmpfs and SQLite take with room for a factor
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,9 @@ def places(environ: dict[str, str] | None = None) -> Places:
     env = dict(os.environ if environ is None else environ)
     uid, gid = os.geteuid(), os.getegid()
     home_text = env.get("HOME", "")
-    if uid == 0 and env.get("SUDO_UID", "").isdigit() and int(env["SUDO_UID"]) != 0:
-        uid, gid = int(env["SUDO_UID"]), int(env.get("SUDO_GID", env["SUDO_UID"]))
+    if uid == 0 and _number(env, "SUDO_UID"):
+        uid = _number(env, "SUDO_UID")
+        gid = _number(env, "SUDO_GID") or uid
         try:
             home_text = pwd.getpwuid(uid).pw_dir
         except KeyError:
@@ -109,6 +113,7 @@ def places(environ: dict[str, str] | None = None) -> Places:
         user, fallback_home = entry.pw_name, entry.pw_dir
     except KeyError:  # a container's arbitrary uid
         user, fallback_home = env.get("USER", "user"), "/"
+    _absolute({"HOME": home_text}, "HOME")
     home = Path(os.path.realpath(home_text or fallback_home))
     state = _absolute(env, "DELTABOX_STATE_DIR") or (
         (_absolute(env, "XDG_STATE_HOME") or home / ".local/state") / "deltabox"
@@ -128,6 +133,12 @@ def places(environ: dict[str, str] | None = None) -> Places:
         gid=gid,
         environ=env,
     )
+
+
+def _number(env: dict[str, str], variable: str) -> int:
+    """An id from the environment; 0 where it is none."""
+    value = env.get(variable, "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= 10 else 0
 
 
 def _absolute(env: dict[str, str], variable: str) -> Path | None:
@@ -175,6 +186,11 @@ def check_project(project: Path, where: Places) -> None:
             f"{project} contains deltabox's state directory {where.state}; "
             "set DELTABOX_STATE_DIR to a folder outside the project."
         )
+    if Path(os.path.realpath(where.runtime)).is_relative_to(project):
+        raise Refused(
+            f"{project} contains deltabox's sockets ({where.runtime}), where an agent could approve "
+            "itself; set DELTABOX_RUNTIME_DIR to a folder outside the project."
+        )
     if project.is_relative_to(where.state):
         raise Refused(
             f"{project} lies inside deltabox's own state directory; choose another project."
@@ -187,7 +203,7 @@ def load(where: Places, project: Path | None = None) -> Config:
     Raises: BadUsage naming the file and the key.
     """
     config = Config()
-    if where.config_file.exists():
+    if os.path.lexists(where.config_file):
         config = _user_file(where.config_file, config)
     if project is not None and os.path.lexists(project / PROJECT_FILE):
         config = _narrowed(project / PROJECT_FILE, config)
@@ -210,24 +226,35 @@ _USER_KEYS = {
 }
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, flags: int) -> dict[str, Any]:
+    """Raises: BadUsage, also for what is no regular file, too long, no UTF-8 or too deeply nested."""
     try:
-        # Without following a link: the project's file is in the agent's reach at other times.
-        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as stream:
-            return tomllib.load(stream)
-    except (OSError, tomllib.TOMLDecodeError) as exc:
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | flags)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise BadUsage(f"{file} is no regular file; make it one or move it away.")
+            content = b""
+            while len(content) <= MAX_FILE_BYTES and (piece := os.read(fd, MAX_FILE_BYTES + 1)):
+                content += piece
+        finally:
+            os.close(fd)
+        if len(content) > MAX_FILE_BYTES:
+            raise BadUsage(f"{file} is longer than {MAX_FILE_BYTES} bytes; shorten it.")
+        return tomllib.loads(content.decode())
+    except (OSError, ValueError, RecursionError) as exc:  # bad TOML and bad UTF-8 are ValueErrors
         raise BadUsage(f"{file} cannot be read: {exc}. Correct it or move it away.") from exc
 
 
 def _user_file(file: Path, config: Config) -> Config:
     values: dict[str, Any] = {}
-    for table, content in _read(file).items():
+    for table, content in _read(
+        file, os.O_CLOEXEC
+    ).items():  # a link into a dotfiles folder is usual
         if table in ("limits", "trash"):
             values[table] = content
             continue
         if not isinstance(content, dict):
-            raise BadUsage(f"{file}: {table} must be a table like [{table}].")
+            raise BadUsage(f"{file}: {_shown(table)} must be a table like [{_shown(table)}].")
         for key, value in content.items():
             target = _USER_KEYS.get((table, key))
             if target is None:
@@ -237,7 +264,9 @@ def _user_file(file: Path, config: Config) -> Config:
                     if known
                     else f"known tables are {_tables()}"
                 )
-                raise BadUsage(f"{file}: [{table}] {key} is not a setting; {hint}.")
+                raise BadUsage(
+                    f"{file}: [{_shown(table)}] {_shown(key)} is not a setting; {hint}."
+                )
             values[target] = value
     return checked(config, values, source=str(file))
 
@@ -285,15 +314,16 @@ def checked(config: Config, values: dict[str, Any], *, source: str) -> Config:
                 if unknown:
                     known = ", ".join(current.__dataclass_fields__)
                     raise BadUsage(
-                        f"{source}: [{table}] {min(unknown)} is not a setting; it knows {known}."
+                        f"{source}: [{table}] {_shown(min(unknown))} is not a setting; it knows {known}."
                     )
                 numbers = {
                     key: _size(value) if isinstance(value, str) else value
                     for key, value in values[table].items()
                 }
-                given[table] = replace(
-                    current, **TypeAdapter(dict[str, int]).validate_python(numbers)
-                )
+                whole = TypeAdapter(dict[str, int]).validate_python(numbers, strict=True)
+                for key, value in whole.items():
+                    _in_range(f"{source}: [{table}] {key}", key, value)
+                given[table] = replace(current, **whole)
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "value"
@@ -308,9 +338,17 @@ def _size(text: str) -> int:
     """`512M`, `2G`, `1048576` as bytes. Raises BadUsage."""
     body = text.strip().upper().removesuffix("IB").removesuffix("B")
     number, unit = (body[:-1], body[-1]) if body[-1:] in "KMGT" and body else (body, "")
-    if not number.isdigit():
+    # isdigit() alone is true of superscripts, which int() refuses; int() of thousands of digits too.
+    if not (number.isascii() and number.isdigit() and len(number) <= 20):
         raise BadUsage(f"{text!r} is no size; write it like 512M or 2G.")
     return int(number) * _UNITS[unit]
+
+
+def _in_range(named: str, key: str, value: int) -> None:
+    """Raises BadUsage. 0 means none, but to tmpfs it means no limit at all, and to nofile no program."""
+    least = 1 if key in ("tmp", "shm", "nofile") else 0
+    if not least <= value <= MAX_NUMBER:
+        raise BadUsage(f"{named} is {value}; it must be between {least} and {MAX_NUMBER}.")
 
 
 def with_limits(config: Config, assignments: list[str]) -> Config:
@@ -322,17 +360,20 @@ def with_limits(config: Config, assignments: list[str]) -> Config:
             known = ", ".join(Limits.__dataclass_fields__)
             raise BadUsage(f"--limit {assignment}: write K=V with K one of {known}.")
         values[key] = _size(value)
+        _in_range(f"--limit {key}", key, values[key])
     return replace(config, limits=replace(config.limits, **values)) if values else config
 
 
 def _narrowed(file: Path, config: Config) -> Config:
     """The project's own file: it may deny more and cut the network, never open anything."""
-    data = _read(file)
+    # Without following a link: the project's file is in the agent's reach at other times.
+    data = _read(file, os.O_NOFOLLOW | os.O_CLOEXEC)
     allowed = {"deny", "network"}
     for table in data:
         if table not in allowed:
             raise BadUsage(
-                f"{file}: [{table}] cannot be set by a project; it can only narrow, by [deny] and [network]."
+                f"{file}: [{_shown(table)}] cannot be set by a project; "
+                "it can only narrow, by [deny] and [network]."
             )
     deny = data.get("deny", {})
     if not isinstance(deny, dict) or set(deny) - {"paths", "readonly"}:
@@ -349,6 +390,13 @@ def _narrowed(file: Path, config: Config) -> Config:
     if network not in ({}, {"mode": "off"}):
         raise BadUsage(f'{file}: a project can only set [network] mode = "off".')
     return replace(narrowed, network="off") if network else narrowed
+
+
+def _shown(name: str) -> str:
+    """A key of a file, which anybody may have written, for a person's eyes."""
+    from deltabox.paths import display
+
+    return display(os.fsencode(name))
 
 
 def _strings(file: Path, value: object) -> list[str]:
