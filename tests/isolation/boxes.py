@@ -18,7 +18,7 @@ from deltabox.isolation.sandbox import Bubblewrap
 from tests.places import ME, Place
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "xterm"}
-HANG_S = 30  # a test that waits so long has failed
+HANG_S = 20  # a test that waits so long has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,12 @@ class Screen:
 
     async def until(self, words: bytes) -> bytes:
         """Read on until `words` have come after what was last waited for; all up to them."""
-        with trio.fail_after(HANG_S):
-            while (at := self.seen.find(words, self._from)) < 0:
+        while (at := self.seen.find(words, self._from)) < 0:
+            with trio.move_on_after(HANG_S / 2) as limit:
                 chunk = await self.terminal.receive_some()
-                assert chunk, f"the terminal ended without {words!r}: {self.seen!r}"
-                self.seen += chunk
+            assert not limit.cancelled_caught, f"{words!r} did not come: {self.seen!r}"
+            assert chunk, f"the terminal ended without {words!r}: {self.seen!r}"
+            self.seen += chunk
         before, self._from = self.seen[self._from : at], at + len(words)
         return before
 
