@@ -1,7 +1,7 @@
 """Verbs and flags. Declares, parses, checks nothing that needs the disk."""
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from deltabox.errors import BadUsage
 
@@ -11,6 +11,10 @@ PROFILES = ("read-only", "workspace-write", "read-write")
 
 class _Parser(argparse.ArgumentParser):
     """argparse that raises one sentence instead of printing two lines and leaving."""
+
+    def __init__(self, **options: Any) -> None:
+        # Whole flags only: a beginning that is unique today is another flag's tomorrow.
+        super().__init__(**{"allow_abbrev": False, **options})
 
     # No @override: typing_extensions would cost each start 8 ms.
     def error(self, message: str) -> NoReturn:  # type: ignore[explicit-override]

@@ -21,6 +21,15 @@ from deltabox.paths import display, parse
 SHOWN_FILES = 30
 
 CHOICES = "[a]pprove all  [r]eject all  [d]iff  [c]hoose files  [k]eep for later"
+# Whole words, not beginnings: who types `abort` means the verb of that name, not to approve.
+WORDS = {
+    "": "k",
+    **dict.fromkeys(("a", "approve", "approve all"), "a"),
+    **dict.fromkeys(("r", "reject", "reject all", "abort"), "r"),
+    **dict.fromkeys(("d", "diff"), "d"),
+    **dict.fromkeys(("c", "choose", "choose files"), "c"),
+    **dict.fromkeys(("k", "keep", "keep for later", "q", "quit"), "k"),
+}
 
 
 class Desk(Protocol):
@@ -100,6 +109,8 @@ def ask(prompt: str) -> str | None:
     except KeyboardInterrupt:
         print()
         return None
+    except UnicodeDecodeError:  # bytes that are no text are no answer
+        return None
     return line.strip() if line else None
 
 
@@ -111,8 +122,11 @@ def show_paged(content: str, environ: dict[str, str]) -> None:
     if not sys.stdout.isatty() or not pager or pager == "cat":
         print(content, end="")
         return
-    argv = shlex.split(pager)
-    if not process.run_pager(argv, content, env={"LESS": "-RFX", **environ}):
+    try:
+        argv = shlex.split(pager)
+    except ValueError:  # an open quote in PAGER
+        argv = []
+    if not argv or not process.run_pager(argv, content, env={"LESS": "-RFX", **environ}):
         print(content, end="")
 
 
@@ -129,10 +143,12 @@ def decide(desk: Desk, result: dict[str, Any], colours: Palette, environ: dict[s
             shown = result
         answer = ask(f"{colours.bold}{CHOICES}{colours.off} ?")
         try:
-            match (answer or "k").lower()[:1]:
+            match WORDS.get((answer or "").lower()):
                 case "a":
-                    say_commit(approve(desk, result), colours)
-                    return "committed"
+                    done = approve(desk, result)
+                    if done is not None:
+                        say_commit(done, colours)
+                        return "committed"
                 case "r":
                     say_abort(desk.abort(), colours)
                     return "aborted"
@@ -141,8 +157,9 @@ def decide(desk: Desk, result: dict[str, Any], colours: Palette, environ: dict[s
                     show_paged(text.coloured_patch(patch, colours), environ)
                 case "c":
                     chosen = choose(result, colours)
-                    if chosen:
-                        say_commit(approve(desk, result, paths=chosen), colours)
+                    done = approve(desk, result, paths=chosen) if chosen else None
+                    if done is not None:
+                        say_commit(done, colours)
                         outcome = "partly"
                         result = desk.diff()
                         if not result["files"]:
@@ -162,8 +179,13 @@ def decide(desk: Desk, result: dict[str, Any], colours: Palette, environ: dict[s
             print(f"{colours.red}{exc.sentence}{colours.off}")
 
 
-def approve(desk: Desk, result: dict[str, Any], paths: Sequence[bytes] = ()) -> dict[str, Any]:
-    """Commit, after the refused tier was named file by file by the person."""
+def approve(
+    desk: Desk, result: dict[str, Any], paths: Sequence[bytes] = ()
+) -> dict[str, Any] | None:
+    """Commit, after the refused tier was named file by file by the person.
+
+    None, and nothing committed, when the person left at one of these questions.
+    """
     selected = {parse(p) for p in paths}
     named = []
     for file in result["files"]:
@@ -172,6 +194,9 @@ def approve(desk: Desk, result: dict[str, Any], paths: Sequence[bytes] = ()) -> 
         if risk is None or risk["tier"] != "refused" or (selected and path not in selected):
             continue
         answer = ask(f"{file['display']}: {risk['reason']}. Type yes to let it into the project:")
+        if answer is None:
+            print("nothing was approved")
+            return None
         if answer == "yes":
             named.append(path)
     return desk.commit(paths=list(paths), digest=result["digest"], allow=named)

@@ -164,7 +164,8 @@ def coloured_patch(patch: str, colours: Palette) -> str:
         return patch
     tints = {"+": colours.green, "-": colours.red, "@": colours.cyan}
     out = []
-    for line in patch.splitlines():
+    # Not splitlines(), which also ends lines at form feeds and the like.
+    for line in patch.removesuffix("\n").split("\n"):
         tint = colours.bold if line[:1].isalpha() else tints.get(line[:1], "")
         out.append(f"{tint}{line}{colours.off}" if tint else line)
     return "\n".join(out) + ("\n" if patch.endswith("\n") else "")

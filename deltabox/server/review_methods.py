@@ -46,10 +46,11 @@ def handler(workspace: Workspace) -> Callable[[str, dict[str, Any]], Awaitable[A
     """The methods of one owner's socket."""
 
     async def handle(method: str, params: dict[str, Any]) -> Any:
+        known = _METHODS.get(method)
+        if known is None:
+            raise NotFound(f"There is no method {method!r} here.")
         try:
-            return await _METHODS[method](workspace, params)
-        except KeyError:
-            raise NotFound(f"There is no method {method!r} here.") from None
+            return await known(workspace, params)
         except msgspec.ValidationError as exc:
             raise BadUsage(f"{method}: {exc}.") from exc
 

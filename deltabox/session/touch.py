@@ -67,12 +67,17 @@ class TouchWatcher:
         self._path_of: dict[int, WorkspacePath] = {}
         self._moves: dict[int, WorkspacePath] = {}
         self._missed = False
+        self._shut: set[WorkspacePath] = set()
         self.fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
             code = ctypes.get_errno()
             raise OSError(code, f"inotify_init1: {os.strerror(code)}")
         self._start = Seen()
-        self._watch_below(ROOT, self._start)
+        try:
+            self._watch_below(ROOT, self._start)
+        except BaseException:
+            os.close(self.fd)
+            raise
 
     def close(self) -> None:
         self._upper.close()
@@ -90,6 +95,7 @@ class TouchWatcher:
             _libc.inotify_rm_watch(self.fd, ctypes.c_int(wd))
         self._path_of.clear()
         self._moves.clear()
+        self._shut.clear()
         self._upper.close()
         self._upper = upper
         self._watch_below(ROOT, self._start)
@@ -110,6 +116,7 @@ class TouchWatcher:
             # The queue overflowed: what it lost is found by a walk, also directories unwatched.
             self._missed = False
             self._path_of.clear()
+            self._moves.clear()
             self._watch_below(ROOT, seen)
         return seen
 
@@ -141,7 +148,7 @@ class TouchWatcher:
             elif mask & _MOVED_TO and (old := self._moves.pop(cookie, None)) is not None:
                 self._rename_watches(old, path)
                 self._watch_below(path, seen)
-            elif mask & (_CREATE | _MOVED_TO):
+            elif mask & (_CREATE | _MOVED_TO) or path in self._shut:
                 self._watch_below(path, seen)
 
     def _rename_watches(self, old: WorkspacePath, new: WorkspacePath) -> None:
@@ -160,10 +167,16 @@ class TouchWatcher:
             directory = todo.pop()
             try:
                 fd = self._upper.open_at(directory, os.O_RDONLY | os.O_DIRECTORY)
+            except PermissionError:
+                # The agent took our rights to it away; when it gives them back, that is an event.
+                self._shut.add(directory)
+                self._missed |= not directory  # nothing reports on the root but itself
+                continue
             except OSError as exc:
-                if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+                if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     continue
                 raise
+            self._shut.discard(directory)
             try:
                 self._watch(fd, directory)
                 with os.scandir(fd) as entries:
@@ -196,8 +209,14 @@ class TouchWatcher:
 
 
 def fingerprint(base: Tree, path: WorkspacePath, *, since_ns: int) -> Touch:
-    """What stands in the base at `path` now. About 6 µs."""
-    st = base.lstat_or_none(path)
+    """What stands in the base at `path` now. About 6 µs.
+
+    Where the user has taken our rights to look away meanwhile, it counts as drifted.
+    """
+    try:
+        st = base.lstat_or_none(path)
+    except PermissionError:
+        return Touch(path, ABSENT, 0, 0, 0, 0, 0, drifted=True, common=None)
     if st is None:
         return Touch(path, ABSENT, 0, 0, 0, 0, 0, drifted=False, common=None)
     now = Fingerprint.of(st)
