@@ -76,6 +76,11 @@ class Workspace:
         self._fresh: list[Touch] = []
         self._decisions = trio.Lock()
 
+    @property
+    def generation(self) -> int:
+        """How often changes were decided, as it is now; `session` has it as it was at the start."""
+        return self._store.session(self.session.id).generation
+
     @asynccontextmanager
     async def command(
         self,
