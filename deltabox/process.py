@@ -7,6 +7,7 @@ Must not know what a view or a sandbox is.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ NATIVE = Path(__file__).parent / "_native"
 MAX_MESSAGE_BYTES = 8192  # the longest is an error with a path (4,096 bytes) and a sentence
 MAX_MESSAGE_FDS = 16  # the holder of a view sends three
 END_TIMEOUT_S = 5.0  # after SIGKILL only an uninterruptible wait in the kernel takes longer
+_PR_SET_DUMPABLE = 4
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -53,6 +55,13 @@ class Control:
         """Our end, and the child's (close it here once the child has started)."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
+
+    @classmethod
+    def of(cls, sock: trio.socket.SocketType) -> Self:
+        """One that has been accepted, and stays the caller's to close."""
+        made = cls.__new__(cls)
+        made._sock = sock  # noqa: SLF001 - its own class
+        return made
 
     async def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Raises: BrokenPipeError or ConnectionResetError when the program is gone."""
@@ -194,3 +203,13 @@ def run_pager(argv: Sequence[str], text: str, *, env: Mapping[str, str]) -> bool
     except OSError:
         return False
     return True
+
+
+def make_undumpable() -> None:
+    """Let no other process of this user read our memory, trace us or open our descriptors.
+
+    Our own /proc/self goes on working, and programs that we start are dumpable again after exec.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise Failed("The kernel does not let this process hide its memory (PR_SET_DUMPABLE).")

@@ -719,12 +719,19 @@ class Store:
             ),
         )
 
-    def journal(self, project: Path | None = None, *, after: int = 0) -> list[dict[str, Any]]:
-        """Events after a sequence number, oldest first."""
+    def last_event(self) -> int:
+        """The journal's newest sequence number; 0 when nothing has happened yet."""
+        found: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
+        return found
+
+    def journal(
+        self, project: Path | None = None, *, after: int = 0, limit: int = -1
+    ) -> list[dict[str, Any]]:
+        """Events after a sequence number, oldest first; the first `limit` of them."""
         rows = self._db.execute(
             "SELECT seq, at_ns, session, project, kind, data FROM journal"
-            " WHERE seq>? AND (? IS NULL OR project=?) ORDER BY seq",
-            (after, *([os.fsencode(project) if project else None] * 2)),
+            " WHERE seq>? AND (? IS NULL OR project=?) ORDER BY seq LIMIT ?",
+            (after, *([os.fsencode(project) if project else None] * 2), limit),
         )
         return [
             {

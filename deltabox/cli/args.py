@@ -123,6 +123,14 @@ def parser() -> argparse.ArgumentParser:
     where(log)
     as_json(log)
 
+    serve = verbs.add_parser("serve", help="answer a host over stdio (docs/protocol.md)")
+    serve.add_argument(
+        "--schema", action="store_true", help="print the JSON Schema of every method"
+    )
+    serve.add_argument(
+        "--stop-grace-ms", type=int, default=2000, metavar="MS", help="for a graceful stop"
+    )
+
     gc = verbs.add_parser(
         "gc", help="free what is no longer needed; says what goes before it goes"
     )

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sessions": ("deltabox.cli.report", "sessions"),
     "log": ("deltabox.cli.report", "log"),
     "gc": ("deltabox.cli.report", "gc"),
+    "serve": ("deltabox.cli.serve", "serve"),
     "doctor": ("deltabox.cli.doctor", "doctor"),
 }
 

@@ -22,7 +22,7 @@ from deltabox.config import Config, Places
 from deltabox.errors import BadUsage, DeltaboxError
 from deltabox.isolation import none
 from deltabox.isolation.running import Command, Exit, Pipes, Tty
-from deltabox.server import review_methods, socket
+from deltabox.server import owner
 from deltabox.session import coordinator
 from deltabox.session import project as projects
 from deltabox.session.workspace import Workspace
@@ -126,9 +126,7 @@ async def _run(
 ) -> Exit:
     async with (
         coordinator.owning(store, where, session, settings, argv=argv, cwd=cwd) as workspace,
-        socket.listening(
-            coordinator.socket_of(where, session.id), review_methods.handler(workspace)
-        ),
+        owner.answering(store, where, workspace),
     ):
         if sys.stdin.isatty() and sys.stdout.isatty():
             return await _on_terminal(workspace, argv, cwd, env)

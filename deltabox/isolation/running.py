@@ -42,7 +42,17 @@ class Tty:
     columns: int
 
 
-Stdio = Pipes | Tty
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Somebody else's pipes, given to the command as they are; borrowed. Never a terminal, a
+    directory or a file: whoever hands them has checked it."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+Stdio = Pipes | Tty | Handed
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +326,10 @@ def memory_file(name: str, content: bytes) -> int:
     return fd
 
 
-def _pipes(command: Command, stdio: Pipes, theirs: ExitStack) -> tuple[int, int, int]:
+def _pipes(command: Command, stdio: Pipes | Handed, theirs: ExitStack) -> tuple[int, int, int]:
+    if isinstance(stdio, Handed):
+        return stdio.stdin, stdio.stdout, stdio.stderr
+
     def pipe(*, we_read: bool) -> tuple[int, FdStream]:
         read, write = os.pipe()
         mine, other = (read, write) if we_read else (write, read)

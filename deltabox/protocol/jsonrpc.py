@@ -200,4 +200,19 @@ def malformed(frame: Malformed) -> bytes:
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    return _encoder.encode(message) + b"\n"
+    try:
+        return _encoder.encode(message) + b"\n"
+    except UnicodeEncodeError:
+        # A name that is no UTF-8 reached a place meant for text (a project's own path, an argument).
+        return _encoder.encode(_encodable(msgspec.to_builtins(message))) + b"\n"
+
+
+def _encodable(value: Any) -> Any:
+    """The same with lone surrogates written as escapes, since JSON text cannot hold them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(k): _encodable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_encodable(v) for v in value]
+    return value

@@ -61,13 +61,15 @@ class Method:
     runs beside everything; other methods wait for their turn in the session's queue, in the order of
     arrival, and hold it while they run. queued: overrides that (for methods that queue by
     themselves or must not wait, like a decision beside a running command).
-    result: for the documentation.
+    waits_itself: the method waits for its ticket and gives it back (session.exec, which may
+    outlive its request). result: for the documentation.
     """
 
     params: type[msgspec.Struct]
     handle: Callable[[Any, Any], Awaitable[Any]]
     is_read: bool
     queued: Callable[[Any], bool] | None = None
+    waits_itself: bool = False
     result: Any = None
 
     def waits(self, params: Any) -> bool:

@@ -1,101 +1,223 @@
-"""review.* and session.status: wire parameters → one decision of the workspace → wire result."""
+"""review.* and undo.*: wire parameters → one decision → wire result.
 
-import base64
-import binascii
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+A session that is open here decides beside its commands; another one at its owner's, or on disk when
+nobody has it open. What a decision means is the review's business.
+"""
 
-import msgspec
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
-from deltabox.errors import BadUsage, NotFound
+import trio
+
+from deltabox.errors import Refused
+from deltabox.protocol import messages as m
+from deltabox.server.connection import Call, Unavailable
+from deltabox.server.dispatch import Method
+from deltabox.server.host import project_of
+from deltabox.session import project as projects
 from deltabox.session.pending import Detail
-from deltabox.session.workspace import Workspace
+from deltabox.store import Session, Store
+
+T = TypeVar("T")
+
+CHOICES = ["allowed-once", "rejected", "partial", "cancelled", "unavailable"]
+SHOWN = 5  # files named in an approval's one-line reason
 
 
-class _Paths(msgspec.Struct, kw_only=True, rename="camel"):
-    """What every review method takes: the session, and paths as text or as base64 of their bytes."""
-
-    session: str
-    paths: list[str] = []
-    paths_b64: list[str] = msgspec.field(default_factory=list, name="pathsB64")
-
-    def chosen(self) -> list[bytes]:
-        return [p.encode() for p in self.paths] + [_bytes(p) for p in self.paths_b64]
+async def begin(call: Call, params: m.OfReview) -> m.ReviewState:
+    """Open a review, if none is. Mutations and commands do it by themselves; reads never do."""
+    session = call.session(params.session).session
+    call.host.store.open_review(session.id)
+    return _state(call, session)
 
 
-class _Diff(_Paths, kw_only=True, rename="camel"):
-    detail: str = "full"
+async def status(call: Call, params: m.OfReview) -> m.ReviewState:
+    """Whether a review is open, at a cost that does not grow with the project. Opens none."""
+    return _state(call, call.host.store.session(params.session))
 
 
-class _Commit(_Paths, kw_only=True, rename="camel"):
-    digest: str | None = None
-    on_conflict: str = "fail"
-    allow: list[str] = []
-    allow_b64: list[str] = msgspec.field(default_factory=list, name="allowB64")
-    keep_mtime: bool = False
-
-
-def _bytes(coded: str) -> bytes:
-    try:
-        return base64.b64decode(coded, validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise BadUsage(f"{coded[:40]!r} is no base64; send a path's bytes in base64.") from exc
-
-
-def handler(workspace: Workspace) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
-    """The methods of one owner's socket."""
-
-    async def handle(method: str, params: dict[str, Any]) -> Any:
-        known = _METHODS.get(method)
-        if known is None:
-            raise NotFound(f"There is no method {method!r} here.")
-        try:
-            return await known(workspace, params)
-        except msgspec.ValidationError as exc:
-            raise BadUsage(f"{method}: {exc}.") from exc
-
-    return handle
-
-
-async def _diff(workspace: Workspace, params: dict[str, Any]) -> Any:
-    asked = msgspec.convert(params, _Diff)
-    detail = cast(Detail, asked.detail)
-    return await workspace.decide(lambda desk: desk.diff(detail=detail, paths=asked.chosen()))
-
-
-async def _commit(workspace: Workspace, params: dict[str, Any]) -> Any:
-    asked = msgspec.convert(params, _Commit)
-    allow = [p.encode() for p in asked.allow] + [_bytes(p) for p in asked.allow_b64]
-    return await workspace.decide(
-        lambda desk: desk.commit(
-            paths=asked.chosen(),
-            digest=asked.digest,
-            on_conflict=asked.on_conflict,
-            allow=allow,
-            keep_mtime=asked.keep_mtime,
-        )
+def _state(call: Call, session: Session) -> m.ReviewState:
+    store = call.host.store
+    session = store.session(session.id)
+    review = store.review_of(session.id)
+    live = call.host.find(session.id)
+    return m.ReviewState(
+        session=session.id,
+        review=review.id if review else None,
+        generation=session.generation,
+        opened_ns=review.opened_ns if review else None,
+        shown=review.shown if review else None,
+        pending=len(store.touches(session.id)),
+        running=0 if live is None else len(live.workspace.running_commands()),
     )
 
 
-async def _abort(workspace: Workspace, params: dict[str, Any]) -> Any:
-    asked = msgspec.convert(params, _Paths)
-    return await workspace.decide(lambda desk: desk.abort(paths=asked.chosen()))
+async def decide(call: Call, named: str, act: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Run `act` on the session's desk, wherever it is. Cancellation: not once it has begun."""
+    host = call.host
+    live = host.find(named)
+    if live is not None:
+        return await live.workspace.decide(act)
+    session = host.store.session(named)
+
+    def work() -> dict[str, Any]:
+        with (
+            Store.open(host.where.database) as store,
+            projects.desk(store, host.where, session) as desk,
+        ):
+            return act(desk)
+
+    return await finished(work)
 
 
-async def _status(workspace: Workspace, params: dict[str, Any]) -> Any:
-    del params
-    session = workspace.session
-    return {
-        "session": session.id,
-        "project": str(session.project),
-        "generation": session.generation,
-        "running": workspace.running_commands(),
-    }
+async def finished(work: Callable[[], T]) -> T:
+    """In a thread, to its end: what has begun to write is not left half-way by a cancellation."""
+    found: list[T] = []
+    with trio.CancelScope(shield=True):
+        found.append(await trio.to_thread.run_sync(work))
+    return found[0]
 
 
-_METHODS: dict[str, Callable[[Workspace, dict[str, Any]], Awaitable[Any]]] = {
-    "review.diff": _diff,
-    "review.commit": _commit,
-    "review.abort": _abort,
-    "session.status": _status,
+async def diff(call: Call, params: m.ReviewDiff) -> dict[str, Any]:
+    """The pending changes, deletions first; what was seen is remembered as shown, if it was all.
+    The members are those of `deltabox diff --json`."""
+    detail: Detail = params.detail
+    return await decide(
+        call, params.session, lambda desk: desk.diff(detail=detail, paths=params.chosen())
+    )
+
+
+async def commit(call: Call, params: m.ReviewCommit) -> dict[str, Any]:
+    """Apply all or `paths` to the project: exactly what was shown, or nothing. Raises the generation.
+    REVIEW_CHANGED when it is no longer what was shown, REVIEW_CONFLICT when the project moved.
+    An empty review commits silently."""
+    if params.hunks:
+        raise Refused("Hunks cannot be committed by themselves in this version; give the `paths`.")
+
+    def act(desk: Any) -> dict[str, Any]:
+        return cast(
+            dict[str, Any],
+            desk.commit(
+                paths=params.chosen(),
+                digest=params.digest,
+                on_conflict=params.on_conflict,
+                allow=params.allowed(),
+                keep_mtime=params.keep_mtime,
+            ),
+        )
+
+    project = call.host.store.session(params.session).project
+    async with call.host.writing(project):
+        return await decide(call, params.session, act)
+
+
+async def abort(call: Call, params: m.OfPaths) -> dict[str, Any]:
+    """Discard all or `paths` into the trash; the project is not touched. Raises the generation."""
+    return await decide(call, params.session, lambda desk: desk.abort(paths=params.chosen()))
+
+
+async def request(call: Call, params: m.ReviewRequest) -> m.Decided:
+    """Ask the client's person by `approval.request` and do what they say. An empty review commits
+    silently. `cancelled` and `unavailable` leave the review open, unless `otherwise` says what to do
+    when nobody can be asked."""
+    shown = await decide(call, params.session, lambda desk: desk.diff(detail="stat"))
+    if not shown["files"] and not shown["refused"]:
+        result = await commit(call, m.ReviewCommit(session=params.session))
+        return _decided(call, params, "empty", result)
+    answer = await _ask(call, params, shown)
+    if answer.outcome == "unavailable" and params.otherwise != "keep":
+        outcome = "allowed-once" if params.otherwise == "commit" else "rejected"
+        answer = m.ApprovalAnswer(outcome=cast(Any, outcome))
+    if answer.outcome == "allowed-once" or (answer.outcome == "partial" and answer.chosen()):
+        partial = answer if answer.outcome == "partial" else m.ApprovalAnswer(outcome="partial")
+        wanted = m.ReviewCommit(
+            session=params.session,
+            digest=shown["digest"],
+            paths=partial.paths,
+            paths_b64=partial.paths_b64,
+        )
+        return _decided(call, params, "committed", await commit(call, wanted))
+    if answer.outcome == "rejected":
+        result = await abort(call, m.OfPaths(session=params.session))
+        return _decided(call, params, "aborted", result)
+    return _decided(call, params, "kept", None)
+
+
+def _decided(
+    call: Call, params: m.ReviewRequest, outcome: str, result: dict[str, Any] | None
+) -> m.Decided:
+    generation = call.host.store.session(params.session).generation
+    return m.Decided(outcome=outcome, generation=generation, result=result)
+
+
+async def _ask(call: Call, params: m.ReviewRequest, shown: dict[str, Any]) -> m.ApprovalAnswer:
+    if not call.connection.capabilities.approval:
+        return m.ApprovalAnswer(outcome="unavailable")
+    asked = m.Approval(
+        session=params.session,
+        tool_name="deltabox-review",
+        reason=_reason(shown),
+        digest=shown["digest"],
+        diff=shown,
+        choices=CHOICES,
+    )
+    try:
+        return await call.ask("approval.request", asked, m.ApprovalAnswer)
+    except Unavailable:
+        return m.ApprovalAnswer(outcome="unavailable")
+
+
+def _reason(shown: dict[str, Any]) -> str:
+    files = shown["files"]
+    parts = [f"{f['display']} ({f['kind']}, +{f['added']} -{f['removed']})" for f in files[:SHOWN]]
+    more = f" and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
+    return f"{len(files)} changed files wait for approval: {', '.join(parts)}{more}."
+
+
+async def undo_list(call: Call, params: m.UndoList) -> m.UndoRows:
+    """What was committed to a project and undone in it, newest first."""
+    project = project_of(params.project_root)
+    return m.UndoRows(
+        commits=[
+            m.UndoRow(
+                commit=c.id,
+                session=c.session,
+                kind=c.kind,
+                at_ns=c.at_ns,
+                state=c.state,
+                undoes=c.undoes,
+                summary=c.summary,
+            )
+            for c in call.host.store.commits(project)
+        ]
+    )
+
+
+async def undo_apply(call: Call, params: m.UndoApply) -> m.Undone:
+    """Take back a commit in the project itself, all of it or nothing; itself undoable.
+    REVIEW_CONFLICT when the project moved since."""
+    host = call.host
+    project = project_of(params.project_root)
+
+    def work() -> dict[str, Any]:
+        with Store.open(host.where.database) as store:
+            return projects.undo(store, host.where, project, params.commit)
+
+    async with host.writing(project):
+        return m.Undone(**await finished(work))
+
+
+METHODS: Mapping[str, Method] = {
+    "review.begin": Method(m.OfReview, begin, is_read=True, result=m.ReviewState),
+    "review.status": Method(m.OfReview, status, is_read=True, result=m.ReviewState),
+    "review.diff": Method(m.ReviewDiff, diff, is_read=True, result=dict),
+    "review.commit": Method(
+        m.ReviewCommit, commit, is_read=False, queued=lambda _: False, result=dict
+    ),
+    "review.abort": Method(m.OfPaths, abort, is_read=False, queued=lambda _: False, result=dict),
+    "review.request": Method(
+        m.ReviewRequest, request, is_read=False, queued=lambda _: False, result=m.Decided
+    ),
+    "undo.list": Method(m.UndoList, undo_list, is_read=True, result=m.UndoRows),
+    "undo.apply": Method(m.UndoApply, undo_apply, is_read=False, result=m.Undone),
 }

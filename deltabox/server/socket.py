@@ -1,10 +1,10 @@
-"""A session owner's unix socket: 0600, peer uid checked, one task per request.
+"""A session owner's unix sockets: 0600, peer uid checked, one task per connection.
 
-Knows frames and errors, not what methods do. The socket file lives exactly as long as the context.
+Knows neither frames nor methods. The socket file lives exactly as long as the context.
 """
 
 import contextlib
-import logging
+import errno
 import os
 import socket
 import struct
@@ -15,31 +15,28 @@ from typing import Any
 
 import trio
 
-from deltabox.errors import DeltaboxError
-from deltabox.protocol import jsonrpc
+Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
-log = logging.getLogger(__name__)
-
-Handler = Callable[[str, dict[str, Any]], Awaitable[Any]]
-
-# The verbs of a few terminals; more at once means a client in a loop.
-MAX_CONNECTIONS = 32
-MAX_IN_FLIGHT = 256
-CHUNK = 64 * 1024
+# Terminals' verbs and commands by deltabox-sh (a parallel build starts tens); more wait.
+MAX_CONNECTIONS = 256
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+AGAIN_S = 0.1
 
 
 @asynccontextmanager
-async def listening(path: Path, handle: Handler) -> AsyncIterator[None]:
-    """Answer requests on `path` for the context; requests under way at its end are cancelled.
+async def listening(
+    path: Path, serve: Serve, *, kind: int = socket.SOCK_STREAM
+) -> AsyncIterator[None]:
+    """Serve connections to `path` for the context; those that are left at its end are cancelled.
 
     Raises: OSError when the socket cannot be made. The body's own exception comes out as it is, not
     in a group: no request can end the context.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     raised: BaseException | None = None
-    with _bound(path) as listener:
+    with _bound(path, kind) as listener:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_accept, listener, handle)
+            nursery.start_soon(_accept, listener, serve)
             try:
                 yield
             except BaseException as exc:  # noqa: BLE001 - raised again below, cancellation too
@@ -51,9 +48,9 @@ async def listening(path: Path, handle: Handler) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _bound(path: Path) -> Any:
+def _bound(path: Path, kind: int) -> Any:
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         with contextlib.suppress(FileNotFoundError):
             # Stale: the session's lock, which we hold, says that nobody listens there.
@@ -64,7 +61,7 @@ def _bound(path: Path) -> Any:
         # By descriptor, since sun_path holds 108 bytes and state folders can be deeper.
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
         listener.listen(MAX_CONNECTIONS)
-        yield trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+        yield trio.socket.from_stdlib_socket(listener)
     finally:
         listener.close()
         with contextlib.suppress(FileNotFoundError):
@@ -72,61 +69,28 @@ def _bound(path: Path) -> Any:
         os.close(folder)
 
 
-async def _accept(listener: trio.SocketListener, handle: Handler) -> None:
+async def _accept(listener: trio.socket.SocketType, serve: Serve) -> None:
     limiter = trio.CapacityLimiter(MAX_CONNECTIONS)
 
-    async def serve(stream: trio.SocketStream) -> None:
-        if _peer_uid(stream.socket) in (os.geteuid(), 0):
-            await _connection(stream, handle, limiter)
+    async def checked(peer: trio.socket.SocketType) -> None:
+        with peer:
+            if _peer_uid(peer) in (os.geteuid(), 0):
+                async with limiter:
+                    await serve(peer)
 
-    # It waits and tries again when descriptors run out, where a bare accept() would end the session.
-    await trio.serve_listeners(serve, [listener])
+    async with trio.open_nursery() as nursery:
+        while True:
+            try:
+                peer, _ = await listener.accept()
+            except OSError as exc:
+                if exc.errno not in NO_ROOM:
+                    raise
+                await trio.sleep(AGAIN_S)  # descriptors have run out; that ends no session
+                continue
+            nursery.start_soon(checked, peer)
 
 
 def _peer_uid(peer: trio.socket.SocketType) -> int:
     packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", packed)[1]
     return uid
-
-
-async def _connection(
-    stream: trio.SocketStream, handle: Handler, limiter: trio.CapacityLimiter
-) -> None:
-    decoder = jsonrpc.Decoder()
-    sending = trio.Lock()
-    in_flight = trio.Semaphore(MAX_IN_FLIGHT)
-
-    async def send(line: bytes) -> None:
-        async with sending:
-            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await stream.send_all(line)
-
-    async def answer(frame: jsonrpc.Request) -> None:
-        try:
-            reply = jsonrpc.result(frame.id, await handle(frame.method, frame.params))
-        except DeltaboxError as exc:
-            reply = jsonrpc.error_of(frame.id, exc)
-        except Exception as exc:
-            # A defect of ours, or a refusal of the kernel that nobody foresaw: it fails this request
-            # alone, and never the session, whose command goes on and has the terminal.
-            log.debug("%s failed inside.", frame.method, exc_info=True)
-            words = (
-                f"{frame.method} failed inside the session's owner ({type(exc).__name__}: {exc})."
-            )
-            reply = jsonrpc.error(frame.id, jsonrpc.INTERNAL_ERROR, words, {"code": "FAILED"})
-        if not frame.notification:
-            await send(reply)
-        # After sending: who does not read the answers cannot pile them up here.
-        in_flight.release()
-
-    async with limiter, stream, trio.open_nursery() as nursery:
-        with contextlib.suppress(trio.BrokenResourceError):
-            async for chunk in stream:
-                for frame in decoder.feed(bytes(chunk)):
-                    if isinstance(frame, jsonrpc.Request):
-                        await in_flight.acquire()
-                        nursery.start_soon(answer, frame)
-                    elif isinstance(frame, jsonrpc.Malformed):
-                        await send(jsonrpc.malformed(frame))
-        # The peer has gone: what it asked for is not needed any more.
-        nursery.cancel_scope.cancel()

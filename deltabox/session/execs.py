@@ -23,6 +23,7 @@ from deltabox.session.workspace import Running, Workspace
 
 Channel = Literal["stdout", "stderr", "terminal"]
 Sink = Callable[["Exec", Channel, int, bytes], Awaitable[None]]
+Ended = Callable[["Exec"], Awaitable[None]]
 
 CHUNK = 64 * 1024  # what a pipe holds; asking for more never gives more
 GRACE_S = 2.0  # between a polite TERM and the end of the namespace
@@ -185,12 +186,15 @@ class Execs:
         asked: Asked,
         *,
         ticket: Ticket | None = None,
+        check: Callable[[], None] = lambda: None,
         sink: Sink | None = None,
+        ended: Ended | None = None,
         window: int | None = None,
     ) -> Exec:
         """Queue or start a command. Never blocks; await `started`, `finished`.
 
-        ticket: the place in the queue, owned from here on; None runs it beside.
+        ticket: the place in the queue, owned from here on; None runs it beside. check: asked when
+        the turn has come. ended: awaited last, when the queue has gone on, before `finished`.
         Raises: BadUsage for an id in use.
         """
         exec_id = asked.id
@@ -207,7 +211,7 @@ class Execs:
         self._execs.pop(exec_id, None)
         self._execs[exec_id] = made
         self._forget_old()
-        self._nursery.start_soon(self._run, made, ticket, sink)
+        self._nursery.start_soon(self._run, made, ticket, check, sink, ended)
         return made
 
     async def end_all(self, grace_s: float) -> None:
@@ -222,11 +226,19 @@ class Execs:
         for one in settled[: max(0, len(settled) - MAX_KEPT)]:
             del self._execs[one.id]
 
-    async def _run(self, one: Exec, ticket: Ticket | None, sink: Sink | None) -> None:
+    async def _run(
+        self,
+        one: Exec,
+        ticket: Ticket | None,
+        check: Callable[[], None],
+        sink: Sink | None,
+        ended: Ended | None,
+    ) -> None:
         """The life of one exec. Only cancellation leaves it: a failure is the exec's own result."""
         try:
             if ticket is not None:
                 await self._turn_or_end(one, ticket)
+            check()
             one.settled = await self._started(one, sink)
         except DeltaboxError as exc:
             one.error = exc
@@ -235,8 +247,13 @@ class Execs:
         finally:
             if ticket is not None:
                 ticket.done()
-            one.finished.set()
+            one.command = None
             one.started.set()
+            try:
+                if ended is not None:
+                    await ended(one)
+            finally:
+                one.finished.set()
 
     async def _turn_or_end(self, one: Exec, ticket: Ticket) -> None:
         async with trio.open_nursery() as nursery:

@@ -1,0 +1,68 @@
+"""What a session's owner answers: the protocol on one socket, deltabox-sh on another.
+
+Joins the methods' tables. Must not know what any of them does.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from deltabox.config import Places
+from deltabox.server import (
+    events,
+    review_methods,
+    session_methods,
+    shell_methods,
+    shell_socket,
+    socket,
+)
+from deltabox.server.connection import Connection
+from deltabox.server.dispatch import Method
+from deltabox.server.host import Host, Live
+from deltabox.session import coordinator
+from deltabox.session.workspace import Workspace
+from deltabox.store import Store
+
+
+def table() -> Mapping[str, Method]:
+    """Every method of this version."""
+    return {
+        **session_methods.METHODS,
+        **shell_methods.METHODS,
+        **review_methods.METHODS,
+        **events.METHODS,
+    }
+
+
+@asynccontextmanager
+async def sockets(host: Host, live: Live) -> AsyncIterator[None]:
+    """The session's two sockets, for the life of the context."""
+    methods = table()
+
+    async def serve(peer: trio.socket.SocketType) -> None:
+        await Connection(host, trio.SocketStream(peer), methods).serve()
+
+    async def shell(peer: trio.socket.SocketType) -> None:
+        await shell_socket.serve(live, peer)
+
+    path = coordinator.socket_of(host.where, live.id)
+    async with (
+        socket.listening(path, serve),
+        socket.listening(shell_path(path), shell, kind=shell_socket.KIND),
+    ):
+        yield
+
+
+def shell_path(path: Path) -> Path:
+    """deltabox-sh's socket beside the protocol's."""
+    return path.with_suffix(".sh")
+
+
+@asynccontextmanager
+async def answering(store: Store, where: Places, workspace: Workspace) -> AsyncIterator[Live]:
+    """Answer for a workspace that the caller owns and for no other (`deltabox run`)."""
+    host = Host(store, where, None)
+    async with host.adopt(workspace) as live, sockets(host, live):
+        yield live
