@@ -4,8 +4,9 @@ Must not look at the host, open anything or know bubblewrap's options. Whatever 
 safely is refused here, with a sentence; nothing is silently left out.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -209,17 +210,27 @@ def build(facts: Facts, wish: Wish) -> SandboxPolicy:
     Raises: Refused where the wish cannot be granted safely, BadUsage for an environment variable
     that cannot be one, IsolationUnavailable for a machine without a system call table.
     """
+    fixed = _fixed(facts, wish.profile, wish.network, wish.nest, wish.tmp_bytes, wish.shm_bytes)
+    env = _environment(facts, wish, tmp_is_writable=_is_writable(fixed.trees, TMP))
+    return replace(fixed, env=env, cwd=wish.cwd, rlimits=wish.rlimits)
+
+
+@functools.lru_cache(maxsize=16)  # 2 ms once for a session's facts, 0.05 ms for each later command
+def _fixed(
+    facts: Facts, profile: Profile, network: Network, nest: bool, tmp_bytes: int, shm_bytes: int
+) -> SandboxPolicy:
+    """What the commands of one session share: all but environment, folder and resource limits."""
     _check_places(facts)
-    if wish.profile == "read-write":
+    if profile == "read-write":
         raise Refused(
             "The profile read-write is not available yet: it would change files outside the project "
             "without a review; use workspace-write, or --pass PATH:rw for one folder."
         )
-    trees = _trees(facts, wish.profile)
+    trees = _trees(facts, profile)
     system = _system(facts)
-    files = _files(facts, wish.network)
+    files = _files(facts, network)
     links = (*facts.system_links, *facts.etc_links, Link(Path("/var/run"), "/run"))
-    memory = (Memory(Path("/dev/shm"), wish.shm_bytes), Memory(Path("/var/tmp"), wish.tmp_bytes))
+    memory = (Memory(Path("/dev/shm"), shm_bytes), Memory(Path("/var/tmp"), tmp_bytes))
     return SandboxPolicy(
         system=system,
         over_proc=_over_proc(facts),
@@ -228,15 +239,15 @@ def build(facts: Facts, wish: Wish) -> SandboxPolicy:
         memory=memory,
         directories=_directories(system, trees, files, links, memory),
         files=files,
-        env=_environment(facts, wish, tmp_is_writable=_is_writable(trees, TMP)),
-        network=wish.network,
-        nest=wish.nest,
-        filter=seccomp.program(nest=wish.nest, machine=facts.machine),
+        env=(),
+        network=network,
+        nest=nest,
+        filter=seccomp.program(nest=nest, machine=facts.machine),
         hostname=HOSTNAME,
         uid=facts.uid,
         gid=facts.gid,
-        cwd=wish.cwd,
-        rlimits=wish.rlimits,
+        cwd=facts.project,
+        rlimits=(),
     )
 
 
@@ -327,13 +338,23 @@ def _directories(
     Named so that they are 0755: bubblewrap makes missing parents 0700, which a nested user
     namespace cannot enter. Below a mount nothing is made: that may be the agent's.
     """
-    mounts = [Path("/proc"), Path("/dev"), *(m.dest for m in memory)]
-    mounts += [bind.dest for bind in (*system, *trees)]
-    made = [*mounts, *(f.dest for f in files), *(link.dest for link in links)]
-    above = {parent for path in made for parent in path.parents} - {Path("/")}
-    return tuple(
-        sorted({p for p in above if not any(within(p, m) for m in mounts)} | {Path("/run")})
-    )
+    mounts = {"/proc", "/dev", *(str(m.dest) for m in memory)}
+    mounts.update(str(bind.dest) for bind in (*system, *trees))
+    made = [*mounts, *(str(f.dest) for f in files), *(str(link.dest) for link in links)]
+    above = {"/run"}
+    for path in made:
+        parents = list(_parents(path))
+        # Upwards, so that what lies at or below the outermost mount on the way is left out.
+        below = max((at for at, folder in enumerate(parents) if folder in mounts), default=-1)
+        above.update(parents[below + 1 :])
+    return tuple(sorted(map(Path, above)))
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The directories above a path, nearest first, without `/`; as text, since these are hundreds."""
+    while (cut := path.rfind("/")) > 0:
+        path = path[:cut]
+        yield path
 
 
 def _is_writable(trees: Iterable[Bind], path: Path) -> bool:
