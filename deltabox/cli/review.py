@@ -140,8 +140,9 @@ def commit(args: argparse.Namespace) -> int:
         show_json(done)
     else:
         card.say_commit(done, colours())
-    # Skipped conflicts were asked for; what stayed out for its risk was not.
-    return 3 if done["refused"] else 0
+    # Skipped conflicts were asked for, and so was what cannot go without them; what stayed out for
+    # its risk was not.
+    return 3 if any(not one["follows"] for one in done["refused"]) else 0
 
 
 def _named(words: Sequence[str]) -> list[bytes]:

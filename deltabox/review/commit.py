@@ -12,6 +12,7 @@ from typing import Literal
 from deltabox.engines.delta import Fingerprint
 from deltabox.errors import BadUsage, NotFound, ReviewChanged, ReviewConflict
 from deltabox.paths import Tree, WorkspacePath, display, is_within, parent
+from deltabox.review import undo as undoing
 from deltabox.review.diff import selects
 from deltabox.review.executor import Executor
 from deltabox.review.model import Change, Conflict, Review
@@ -151,7 +152,7 @@ def _drop_dependents(review: Review, chosen: dict[bytes, Change]) -> list[LeftOu
             continue
         while at := parent(at):
             if at in made_dirs and at not in chosen:
-                dropped.append(LeftOut(path, f"its folder {display(at)} stays out"))
+                dropped.append(LeftOut(path, f"its folder {display(at)} stays out", True))
                 del chosen[path]
                 break
     staying: set[bytes] = set()
@@ -168,7 +169,7 @@ def _drop_dependents(review: Review, chosen: dict[bytes, Change]) -> list[LeftOu
         change = chosen[path]
         leaves = change.old_type == "dir" and change.kind in ("deleted", "type")
         if leaves and path in staying:
-            dropped.append(LeftOut(path, "something in it stays"))
+            dropped.append(LeftOut(path, "something in it stays", True))
             del chosen[path]
             stays(path)
     return dropped
@@ -252,7 +253,7 @@ def commit(
             base, planned, layers=layers, undo_dir=undo_dir, record=record, on_step=on_step
         )
         try:
-            return executor.run()
+            return undoing.with_indexes(base, executor.run())
         except ReviewConflict:
             fresh = {c.path: c for c in executor.conflicts if c.path not in met}
             rounds += 1

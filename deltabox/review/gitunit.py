@@ -3,6 +3,7 @@
 Reads the base's and the view's git files by its own parsers; never runs git, never writes.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from deltabox.engines.delta import Fingerprint, Merged
@@ -211,6 +212,17 @@ def _index_entries(tree: Tree, path: WorkspacePath) -> list[tuple[bytes, int, by
     with os.fdopen(fd, "rb") as file:
         data = file.read(INDEX_LIMIT_BYTES)
     return parse_index(data)
+
+
+def index_digest(tree: Tree, path: WorkspacePath) -> str | None:
+    """SHA-256 over the entries of the git index at `path`; None when it is no index, or none we read.
+
+    Equal before and after git only refreshed its stat data, which every `git status` may do.
+    """
+    if category(path) != "index":
+        return None
+    entries = _index_entries(tree, path)
+    return None if entries is None else hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def parse_index(data: bytes) -> list[tuple[bytes, int, bytes, int]] | None:

@@ -57,8 +57,11 @@ class Step(msgspec.Struct, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
+    """follows: only because something else stays out, which is named itself."""
+
     path: bytes
     why: str
+    follows: bool = False
 
 
 class Plan(msgspec.Struct, kw_only=True):
@@ -107,13 +110,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class UndoEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How to go back at one path: `before` None means there was nothing."""
+    """How to go back at one path: `before` None means there was nothing.
+
+    index: digest of a git index's entries, by which it is still the same after git rewrote its times.
+    """
 
     path: bytes
     before: Attributes | None
     after: Fingerprint | None
     copy: str | None
     copy_print: Fingerprint | None
+    index: str | None = None
 
 
 class UndoRecord(msgspec.Struct, kw_only=True):

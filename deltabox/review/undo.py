@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from deltabox.engines.delta import Fingerprint
-from deltabox.errors import Refused
-from deltabox.paths import Tree, display
+from deltabox.errors import Refused, ReviewConflict
+from deltabox.paths import Tree, WorkspacePath, display
+from deltabox.review import gitunit
 from deltabox.review.executor import Executor
 from deltabox.review.steps import Action, Committed, Plan, Progress, Step, UndoRecord, arrange
 
@@ -87,14 +88,50 @@ def undo(
                 f"The undo copy of {display(entry.path)} was written to after the commit (a program"
                 f" held the old file open); it lies in {record.copies}."
             )
-    planned = plan(record, commit=commit, durability=durability)
+    planned = plan(_refreshed(base, record), commit=commit, durability=durability)
     store(planned)
     executor = Executor(base, planned, undo_dir=undo_dir, record=record_progress, on_step=on_step)
     try:
-        return executor.run()
+        return with_indexes(base, executor.run())
+    except ReviewConflict as exc:
+        first = executor.conflicts[0]
+        more = f" (and {len(executor.conflicts) - 1} more)" if len(executor.conflicts) > 1 else ""
+        raise ReviewConflict(
+            f"{display(first.path)}{more} {first.project} since that commit, so nothing was undone;"
+            " put it back as the commit left it, or take the change back by hand.",
+            **exc.data,
+        ) from exc
     finally:
         if executor.restored:
             restored(renew(record, executor.restored))
+
+
+def with_indexes(base: Tree, done: Committed) -> Committed:
+    """`done` whose record knows git indexes by their entries too, while they are what was put there."""
+    entries = []
+    for entry in done.undo.entries:
+        path = WorkspacePath(entry.path)
+        if entry.after is not None and gitunit.unit_of(path) is not None:
+            digest = gitunit.index_digest(base, path)
+            st = base.lstat_or_none(path)
+            if digest is not None and st is not None and Fingerprint.of(st) == entry.after:
+                entry = msgspec.structs.replace(entry, index=digest)
+        entries.append(entry)
+    done.undo.entries = entries
+    return done
+
+
+def _refreshed(base: Tree, record: UndoRecord) -> UndoRecord:
+    """The record with the present fingerprints of indexes that git rewrote with the same entries."""
+    prints = {}
+    for entry in record.entries:
+        path = WorkspacePath(entry.path)
+        if entry.index is None or (st := base.lstat_or_none(path)) is None:
+            continue
+        # The fingerprint first: an index rewritten after it no longer has it, and is a conflict.
+        if gitunit.index_digest(base, path) == entry.index:
+            prints[entry.path] = Fingerprint.of(st)
+    return renew(record, prints)
 
 
 def renew(record: UndoRecord, prints: Mapping[bytes, Fingerprint]) -> UndoRecord:

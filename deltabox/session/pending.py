@@ -363,7 +363,12 @@ class Pending:
             + [present.named(u) for u in units],
             "conflicts": [present.conflict(c) for c in done.skipped] if done else [],
             "refused": [
-                {**present.named(o.path), "display": display(o.path), "reason": o.why}
+                {
+                    **present.named(o.path),
+                    "display": display(o.path),
+                    "reason": o.why,
+                    "follows": o.follows,
+                }
                 for o in (done.left_out if done else ())
             ],
             "notes": done.notices if done else [],
