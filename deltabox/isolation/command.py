@@ -121,10 +121,10 @@ def toolchains(home: Path, hidden: Iterable[Path] = ()) -> tuple[Path, ...]:
     """The user's tool folders that exist, without links and without what lies outside home."""
     found: list[Path] = []
     for name in _TOOLCHAINS:
-        path = home / name
+        path = f"{home}/{name}"
         # A link would lead the bind elsewhere than its name says; the target has a name of its own.
-        if os.path.realpath(path) == str(path) and path.exists():
-            found.append(path)
+        if os.path.exists(path) and os.path.realpath(path) == path:
+            found.append(Path(path))
     return tuple(p for p in found if not any(_within(h, p) or _within(p, h) for h in hidden))
 
 
