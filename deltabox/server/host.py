@@ -18,6 +18,7 @@ from deltabox.errors import DeltaboxError, Failed, NotFound, Refused, SessionRun
 from deltabox.session import coordinator
 from deltabox.session import project as projects
 from deltabox.session.execs import Execs
+from deltabox.session.tasks import beside
 from deltabox.session.workspace import Workspace
 from deltabox.store import Session, SessionId, Store
 
@@ -160,13 +161,12 @@ class Host:
     async def _around(self, workspace: Workspace) -> AsyncIterator[Live]:
         """Its execs and its sockets."""
         spill = projects.folder_of(self.where, workspace.session.id).root / "output"
-        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        async with beside() as nursery, AsyncExitStack() as stack:
             live = Live(workspace, Execs(workspace, nursery, spill))
             self._lives[live.id] = live
             if self.listen is not None:
                 await stack.enter_async_context(self.listen(live))
             yield live
-            nursery.cancel_scope.cancel()
 
     @asynccontextmanager
     async def adopt(self, workspace: Workspace) -> AsyncIterator[Live]:
@@ -249,14 +249,13 @@ async def open_host(
 ) -> AsyncIterator[Host]:
     """A registry that opens sessions, and ends them with the context."""
     host = Host(store, where, listen)
-    async with trio.open_nursery() as nursery:
+    async with beside() as nursery:
         host._nursery = nursery  # noqa: SLF001 - its maker
         try:
             yield host
         finally:
             with trio.CancelScope(shield=True):
                 await host.stop_all(grace_s=grace_s)
-            nursery.cancel_scope.cancel()
 
 
 async def _quietly(host: Host, session: str, grace_s: float) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import trio
 
+from deltabox.session.tasks import beside
+
 Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
 # Terminals' verbs and commands by deltabox-sh (a parallel build starts tens); more wait.
@@ -33,18 +35,10 @@ async def listening(
     in a group: no request can end the context.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    raised: BaseException | None = None
     with _bound(path, kind) as listener:
-        async with trio.open_nursery() as nursery:
+        async with beside() as nursery:
             nursery.start_soon(_accept, listener, serve)
-            try:
-                yield
-            except BaseException as exc:  # noqa: BLE001 - raised again below, cancellation too
-                raised = exc
-            finally:
-                nursery.cancel_scope.cancel()
-    if raised is not None:
-        raise raised
+            yield
 
 
 @contextlib.contextmanager

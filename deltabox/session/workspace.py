@@ -29,6 +29,7 @@ from deltabox.session import checkpoint, common, pending
 from deltabox.session.folder import Folder
 from deltabox.session.order import Order
 from deltabox.session.recipe import owner_of, view_spec
+from deltabox.session.tasks import beside
 from deltabox.session.touch import Seen, TouchWatcher
 from deltabox.store import Checkpoint, Session, Store, Touch
 
@@ -374,12 +375,9 @@ async def open_workspace(
             watcher,
             bwrap,
         )
-        async with trio.open_nursery() as nursery:
+        async with beside() as nursery:
             nursery.start_soon(workspace.watch)
-            try:
-                yield workspace
-            finally:
-                nursery.cancel_scope.cancel()
+            yield workspace
 
 
 def needed(where: Places, project: Path, program: str, cwd: Path) -> list[Path]:
