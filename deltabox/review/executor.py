@@ -413,6 +413,7 @@ class Executor:
             entries.append(
                 UndoEntry(
                     path=action.path,
+                    expect=action.expect,
                     before=progress.before.get(n) if action.expect is not None else None,
                     after=after,
                     copy=copy_name(n) if kept is not None else None,

@@ -112,10 +112,12 @@ class Outcome(msgspec.Struct, frozen=True):
 class UndoEntry(msgspec.Struct, frozen=True, kw_only=True):
     """How to go back at one path: `before` None means there was nothing.
 
+    expect: the fingerprint that the commit found there, by which an older record knows the entry.
     index: digest of a git index's entries, by which it is still the same after git rewrote its times.
     """
 
     path: bytes
+    expect: Fingerprint | None = None
     before: Attributes | None
     after: Fingerprint | None
     copy: str | None

@@ -131,12 +131,48 @@ def _refreshed(base: Tree, record: UndoRecord) -> UndoRecord:
         # The fingerprint first: an index rewritten after it no longer has it, and is a conflict.
         if gitunit.index_digest(base, path) == entry.index:
             prints[entry.path] = Fingerprint.of(st)
-    return renew(record, prints)
+    return _with_after(record, prints)
 
 
 def renew(record: UndoRecord, prints: Mapping[bytes, Fingerprint]) -> UndoRecord:
-    """The record with the fingerprints that a reversed undo left behind."""
+    """A record after something was moved aside and put back: the very same entries have new ctimes.
+
+    To be stored for each record in force, with whatever `restored` handed out.
+    """
+    same = {
+        e.path: now
+        for e in record.entries
+        if (now := prints.get(e.path)) is not None
+        and e.after is not None
+        and now.moved_from(e.after)
+    }
+    return _with_after(record, same)
+
+
+def follow(record: UndoRecord, undone: UndoRecord, done: Committed) -> UndoRecord:
+    """An older record in force after a newer commit was undone.
+
+    The undo made new inodes for what the older commit had left, so the older record would see them
+    as the user's. Where the undone commit had found exactly what the older one left, the older
+    record now names what the undo made. To be stored for each commit of the project still in force.
+    """
+    found = {e.path: e.expect for e in undone.entries}
+    made = {o.path: o.fingerprint for o in done.paths}
+    same = {
+        e.path: made[e.path]
+        for e in record.entries
+        if e.path in found and e.path in made and _is_same(e.after, found[e.path])
+    }
+    return _with_after(record, same)
+
+
+def _with_after(record: UndoRecord, prints: Mapping[bytes, Fingerprint | None]) -> UndoRecord:
     entries = [
-        msgspec.structs.replace(e, after=prints.get(e.path, e.after)) for e in record.entries
+        msgspec.structs.replace(e, after=prints[e.path]) if e.path in prints else e
+        for e in record.entries
     ]
     return UndoRecord(commit=record.commit, copies=record.copies, entries=entries)
+
+
+def _is_same(left: Fingerprint | None, right: Fingerprint | None) -> bool:
+    return right is None if left is None else left.same_as(right)

@@ -488,6 +488,31 @@ def test_undo_put_back_half_way_hands_out_a_record_that_works_later(full: Bench)
     assert read_tree(full.base_path) == BASE
 
 
+def test_two_undos_in_a_row_need_the_older_record_to_follow(bench: Bench) -> None:
+    bench.stack({b"a": ("file", 0o644, b"1")})
+    first = run(bench)
+    bench.stack({b"a": ("file", 0o644, b"2")})
+    second = run(bench)
+    undone = back(bench, second)
+    with pytest.raises(ReviewConflict):  # the control: without following it looks like the user's
+        back(bench, first)
+    first.undo = undo.follow(first.undo, second.undo, undone)
+    back(bench, first)
+    assert read_tree(bench.base_path) == {}
+
+
+def test_older_record_does_not_follow_what_the_user_had_changed_in_between(bench: Bench) -> None:
+    bench.stack({b"a": ("file", 0o644, b"1")})
+    first = run(bench)
+    edit(bench.base_path / "a")
+    bench.stack({b"a": ("file", 0o644, b"2")})
+    second = run(bench)
+    first.undo = undo.follow(first.undo, second.undo, back(bench, second))
+    with pytest.raises(ReviewConflict):
+        back(bench, first)
+    assert (bench.base_path / "a").read_bytes() == b"the user's\n"
+
+
 def test_undo_refuses_when_the_project_moved_on_and_changes_nothing(full: Bench) -> None:
     done = run(full)
     edit(full.base_path / "todir/n")
@@ -672,7 +697,9 @@ class ReviewMachine(RuleBasedStateMachine):
     @rule()
     def undo_last(self) -> None:
         done, before = self.undos.pop()
-        back(self.bench, done)
+        undone = back(self.bench, done)
+        for older, _ in self.undos:
+            older.undo = undo.follow(older.undo, done.undo, undone)
         assert read_tree(self.bench.base_path) == before
 
     @invariant()
