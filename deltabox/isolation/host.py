@@ -36,18 +36,14 @@ _ETC_TREES = (
     "vim",
     "X11/fonts",
 )
+# Each costs every command 0.08 ms, so what has a good default without the file is not here.
 _ETC_FILES = (
     "bash.bashrc",
-    "debian_version",
-    "gai.conf",
-    "host.conf",
     "inputrc",
     "ld.so.cache",
-    "locale.alias",
     "locale.conf",
     "localtime",
     "lsb-release",
-    "mime.types",
     "nanorc",
     "os-release",
     "profile",
