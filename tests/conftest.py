@@ -1,17 +1,27 @@
 """Fixtures and capability checks that every suite shares."""
 
 import functools
+import gc
 import os
+import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import trio
 
 from deltabox.engines.delta import remove_layers
 from deltabox.engines.overlay import usable
 from tests.places import Place
+
+# No deadlines: a slow moment of the machine is no defect. More by --hypothesis-profile=nightly.
+hypothesis.settings.register_profile("default", max_examples=40, deadline=None, database=None)
+hypothesis.settings.register_profile("nightly", max_examples=2000, deadline=None, database=None)
+hypothesis.settings.load_profile("default")
+
+CAPABILITIES = ("overlay", "bwrap")  # tests/agents looks for its own
 
 
 @functools.cache
@@ -31,10 +41,32 @@ def _missing(capability: str) -> str:
     return ""
 
 
+def pytest_report_header() -> list[str]:
+    """What this run stands on: the reader of a green result must see what it could not test."""
+    found = ", ".join(f"{name}: {_missing(name) or 'works'}" for name in CAPABILITIES)
+    required = os.environ.get("DELTABOX_REQUIRE") or "nothing"
+    return [
+        f"runtime: trio {trio.__version__}, Linux {platform.release()}, uid {os.geteuid()}",
+        f"capabilities: {found} (required: {required})",
+    ]
+
+
+def pytest_collection_finish() -> None:
+    # Modules never go away: counted out, a collection after each test costs 2 ms instead of 40.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """What a test forgot to close warns now, in its own name, and a warning is an error."""
+    gc.collect()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what cannot run here, unless DELTABOX_REQUIRE says that it must: a silent skip is a hole."""
     required = os.environ.get("DELTABOX_REQUIRE", "").split(",")
-    for capability in ("overlay", "bwrap"):
+    for capability in CAPABILITIES:
         if item.get_closest_marker(capability) is None:
             continue
         reason = _missing(capability)
