@@ -112,3 +112,84 @@ class IsolationUnavailable(DeltaboxError):
     rpc_code = -32031
     host_code = "ISOLATION_UNAVAILABLE"
     exit_status = 4
+
+
+# Files: DSH's names, so that a host's file tools can tell a model what to do next.
+
+
+class FileExists(DeltaboxError):
+    """Something stands there already, and the call was to create. Read it, then replace it."""
+
+    rpc_code = -32040
+    host_code = "FS_EXISTS"
+
+
+class NotDirectory(DeltaboxError):
+    """A component of the path, or what was to be listed, is no directory."""
+
+    rpc_code = -32041
+    host_code = "FS_NOT_DIRECTORY"
+
+
+class IsDirectory(DeltaboxError):
+    """A directory stands where a file was meant."""
+
+    rpc_code = -32042
+    host_code = "FS_IS_DIRECTORY"
+
+
+class NotRegularFile(DeltaboxError):
+    """A fifo, a socket or a device: it is never opened."""
+
+    rpc_code = -32043
+    host_code = "FS_NOT_REGULAR_FILE"
+
+
+class TooLarge(DeltaboxError):
+    """More bytes than one message may carry; `data["limit"]`. Go on with fs.readRange."""
+
+    rpc_code = -32044
+    host_code = "FS_TOO_LARGE"
+
+
+class PermissionDenied(DeltaboxError):
+    """The file system's own modes forbid it (not a policy of deltabox: that is Refused)."""
+
+    rpc_code = -32045
+    host_code = "FS_PERMISSION_DENIED"
+
+
+class StaleVersion(DeltaboxError):
+    """The file is not what the caller last read; nothing was written. Read it again and retry."""
+
+    rpc_code = -32046
+    host_code = "FS_STALE_VERSION"
+    exit_status = 3
+
+
+class NotText(DeltaboxError):
+    """The bytes are not UTF-8 where text was asked for. Ask for base64."""
+
+    rpc_code = -32047
+    host_code = "FS_NOT_TEXT"
+
+
+class EditNotFound(DeltaboxError):
+    """The text to replace is not in the file."""
+
+    rpc_code = -32048
+    host_code = "FS_EDIT_NOT_FOUND"
+
+
+class AmbiguousEdit(DeltaboxError):
+    """The text to replace is in the file another number of times than the caller said."""
+
+    rpc_code = -32049
+    host_code = "FS_AMBIGUOUS_EDIT"
+
+
+class FileFailed(DeltaboxError):
+    """The file system failed: no space, an I/O error, an entry that changed under the call."""
+
+    rpc_code = -32050
+    host_code = "FS_IO_ERROR"

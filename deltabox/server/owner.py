@@ -12,6 +12,7 @@ import trio
 from deltabox.config import Places
 from deltabox.server import (
     events,
+    fs_methods,
     review_methods,
     session_methods,
     shell_methods,
@@ -32,6 +33,7 @@ def table() -> Mapping[str, Method]:
         **session_methods.METHODS,
         **shell_methods.METHODS,
         **review_methods.METHODS,
+        **fs_methods.METHODS,
         **events.METHODS,
     }
 

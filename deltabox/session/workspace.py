@@ -24,11 +24,13 @@ from deltabox.isolation import command as commands
 from deltabox.isolation import host, none, policy, sandbox
 from deltabox.isolation.policy import Facts, Network, Profile, Wish
 from deltabox.isolation.running import Command, Exit, Stdio, Tty
-from deltabox.paths import Tree, WorkspacePath
-from deltabox.session import checkpoint, common, pending
+from deltabox.paths import Tree, WorkspacePath, is_within, parse
+from deltabox.session import checkpoint, common, pending, present
+from deltabox.session.changes import Change, EditableFiles
 from deltabox.session.folder import Folder
 from deltabox.session.order import Order
 from deltabox.session.recipe import owner_of, view_spec
+from deltabox.session.target import check_host
 from deltabox.session.tasks import beside
 from deltabox.session.touch import Seen, TouchWatcher
 from deltabox.store import Checkpoint, Session, Store, Touch
@@ -36,13 +38,28 @@ from deltabox.store import Checkpoint, Session, Store, Touch
 
 @dataclass(slots=True)
 class Running:
-    """One command of the session and what it has changed so far."""
+    """One command of the session and what it has changed so far. turn: None for a search of ours,
+    which can change nothing."""
 
-    turn: int
+    turn: int | None
     command: Command
     has_terminal: bool
     shared: bool = False  # another command lived beside it, whose work may be among its paths
     paths: set[WorkspacePath] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Mutation:
+    """One change by a file call: what it says that it touches, and what was seen to change there."""
+
+    method: str
+    path: WorkspacePath
+    change: Change = field(default_factory=Change)
+    paths: set[WorkspacePath] = field(default_factory=set)
+    turn: int | None = None
+
+    def owns(self, path: WorkspacePath) -> bool:
+        return any(is_within(path, root) for root in self.change.roots)
 
 
 class Workspace:
@@ -75,12 +92,29 @@ class Workspace:
         self._running: list[Running] = []
         self._common_left = settings.limits.common
         self._fresh: list[Touch] = []
+        self._has_fresh = trio.Event()
+        self._mutations: list[Mutation] = []
+        self._denied = tuple(parse(word) for word in settings.deny)
+        self._fixed = tuple(parse(word) for word in settings.ro)
         self._decisions = trio.Lock()
 
     @property
     def generation(self) -> int:
         """How often changes were decided, as it is now; `session` has it as it was at the start."""
         return self._store.session(self.session.id).generation
+
+    def files(self) -> EditableFiles:
+        """The view's files, for one call; use it in `with`, without awaiting inside. About 10 µs."""
+        tree = Tree(os.dup(self.view.root_fd))
+        project = os.fsencode(self.session.project)
+        owner = self.view.enter.owner
+        return EditableFiles(tree, project, owner, denied=self._denied, fixed=self._fixed)
+
+    def check_host(self, path: bytes) -> None:
+        """Whether a file call may read this real place of the host. Raises: Refused."""
+        where = self._where
+        hidden = (os.fsencode(where.state), os.fsencode(where.runtime))
+        check_host(path, home=os.fsencode(where.home), hidden=hidden)
 
     @asynccontextmanager
     async def command(
@@ -92,8 +126,10 @@ class Workspace:
         profile: str | None = None,
         named_env: Sequence[tuple[str, str]] = (),
         env: Sequence[tuple[str, str]] = (),
+        is_journaled: bool = True,
     ) -> AsyncIterator[Running]:
-        """Run one command in the workspace for the life of the context; journaled as a turn.
+        """Run one command in the workspace for the life of the context; journaled as a turn, unless
+        it is a read-only one of ours that the person did not ask for as such.
 
         named_env: what a person wrote; env: from a request, where names that mean code are refused.
         argv[0] is looked up inside, by the sandbox's PATH. Raises: IsolationUnavailable, Refused,
@@ -113,7 +149,7 @@ class Workspace:
             rlimits=(("core", self.settings.limits.core), ("nofile", self.settings.limits.nofile)),
         )
         built = policy.build(self._facts, wish)
-        turn = self._begin(argv, wish)
+        turn = self._begin(argv, wish) if is_journaled else None
         words = [os.fsencode(word) for word in argv]
         exit_: Exit | None = None
         running: Running | None = None
@@ -131,8 +167,9 @@ class Workspace:
                 )
             async with starting as started:
                 running = Running(turn, started, isinstance(stdio, Tty))
-                for beside in self._running:
-                    beside.shared = running.shared = True
+                for beside in self._running if is_journaled else ():
+                    if beside.turn is not None:
+                        beside.shared = running.shared = True
                 self._running.append(running)
                 try:
                     yield running
@@ -142,7 +179,8 @@ class Workspace:
                         exit_ = await started.wait()
             self._take(self._watcher.drain(), also=running)
         finally:
-            self._end(turn, argv, exit_, set() if running is None else running.paths)
+            if turn is not None:
+                self._end(turn, argv, exit_, set() if running is None else running.paths)
 
     def _begin(self, argv: Sequence[str], wish: Wish) -> int:
         with self._store.transaction():
@@ -188,22 +226,91 @@ class Workspace:
 
     def _take(self, seen: Seen, also: Running | None = None) -> None:
         """Record first touches, and who was running while paths changed."""
+        self._drop_scratch(seen)
         if not seen.paths:
             return
+        beside = set(seen.paths)
+        for call in self._mutations:
+            mine = {p for p in beside if call.owns(p)}
+            call.paths |= mine
+            beside -= mine
         running = [*self._running, *([also] if also else [])]
         with self._store.transaction():
             self._store.add_touches(self.session.id, seen.first)
             self._store.open_review(self.session.id)
             for one in running:
-                one.paths |= seen.paths
-                self._store.add_authors(self.session.id, one.turn, seen.paths)
-        self._fresh.extend(seen.first)
+                if one.turn is not None:
+                    one.paths |= beside
+                    self._store.add_authors(self.session.id, one.turn, beside)
+        if seen.first:
+            self._fresh.extend(seen.first)
+            self._has_fresh.set()
+
+    def _drop_scratch(self, seen: Seen) -> None:
+        """A file call's temporary names are nobody's change."""
+        scratch = [s for call in self._mutations for s in call.change.scratch]
+        if not scratch:
+            return
+        gone = {p for p in seen.paths if any(is_within(p, s) for s in scratch)}
+        seen.paths -= gone
+        seen.first = [t for t in seen.first if t.path not in gone]
+        self._watcher.forget(gone)
+
+    @asynccontextmanager
+    async def mutation(self, method: str, path: WorkspacePath) -> AsyncIterator[Mutation]:
+        """One change by a file call, in the block; then journaled as a turn of its own, whose argv is
+
+        the method and the path, and credited with what was seen to change where it says it works.
+        When nothing changed, nothing is journaled. Beside commands, never beside a decision or a
+        restack: it waits for them. Cancellation: while it waits.
+        """
+        async with self._decisions:
+            self._take(self._watcher.drain())
+            call = Mutation(method, path)
+            self._mutations.append(call)
+            code = 1
+            try:
+                yield call
+                code = 0
+            finally:
+                try:
+                    self._take(self._watcher.drain())
+                finally:
+                    self._mutations.remove(call)
+                if call.paths:
+                    self._credit(call, code)
+
+    def _credit(self, call: Mutation, code: int) -> None:
+        session = self.session.id
+        argv = [call.method, os.fsdecode(call.path)]
+        changed = self.changed(call.paths)
+        with self._store.transaction():
+            call.turn = self._store.begin_turn(session, argv, "workspace-write", "off")
+            self._store.end_turn(call.turn, code=code, signal=None, shared=bool(self._running))
+            self._store.add_authors(session, call.turn, call.paths)
+            self._store.note(
+                "fs.changed",
+                session=session,
+                project=self.session.project,
+                turn=call.turn,
+                method=call.method,
+                code=code,
+                changed=[present.named(p) for p in changed[:20]],
+                count=len(changed),
+            )
 
     async def watch(self) -> None:
         """Take first touches as they happen, and keep common versions beside; runs till cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._watcher.fd)
             self._take(self._watcher.drain())
+
+    async def keep(self) -> None:
+        """Keep common versions of what was touched first, apart from the watch, which must not wait
+        for their copying; runs till cancelled."""
+        while True:
+            await self._has_fresh.wait()
+            self._has_fresh = trio.Event()
             await self._keep_common()
 
     async def _keep_common(self) -> None:
@@ -221,7 +328,7 @@ class Workspace:
 
     def running_commands(self) -> list[int]:
         """The turns whose commands live."""
-        return [running.turn for running in self._running]
+        return [running.turn for running in self._running if running.turn is not None]
 
     async def decide(self, act: Callable[[pending.Pending], dict[str, Any]]) -> dict[str, Any]:
         """Run one decision beside live commands: they are stopped while it looks, where they can be.
@@ -377,6 +484,7 @@ async def open_workspace(
         )
         async with beside() as nursery:
             nursery.start_soon(workspace.watch)
+            nursery.start_soon(workspace.keep)
             yield workspace
 
 
