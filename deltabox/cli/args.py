@@ -123,6 +123,11 @@ def parser() -> argparse.ArgumentParser:
     where(log)
     as_json(log)
 
+    execute = verbs.add_parser("exec", help="run a command in a session that is open or waits")
+    where(execute)
+    execute.add_argument("--profile", choices=PROFILES)
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD …")
+
     serve = verbs.add_parser("serve", help="answer a host over stdio (docs/protocol.md)")
     serve.add_argument(
         "--schema", action="store_true", help="print the JSON Schema of every method"

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sessions": ("deltabox.cli.report", "sessions"),
     "log": ("deltabox.cli.report", "log"),
     "gc": ("deltabox.cli.report", "gc"),
+    "exec": ("deltabox.cli.serve", "run_in_session"),
     "serve": ("deltabox.cli.serve", "serve"),
     "doctor": ("deltabox.cli.doctor", "doctor"),
 }
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         return _load(parsed.verb)(parsed)
     except DeltaboxError as exc:
         print(f"deltabox: {exc.sentence}", file=sys.stderr)
-        return EXIT_NO_START if verb == "run" else exc.exit_status
+        return EXIT_NO_START if verb in ("run", "exec") else exc.exit_status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except OSError as exc:
         print(f"deltabox: {_os_sentence(exc)}", file=sys.stderr)
-        return EXIT_NO_START if verb == "run" else 1
+        return EXIT_NO_START if verb in ("run", "exec") else 1
 
 
 def _load(verb: str) -> Callable[[Any], int]:

@@ -25,6 +25,7 @@ from deltabox.isolation.running import Command, Exit, Pipes, Tty
 from deltabox.server import owner
 from deltabox.session import coordinator
 from deltabox.session import project as projects
+from deltabox.session.pending import settings_of
 from deltabox.session.workspace import Workspace
 from deltabox.store import Session, Store
 
@@ -52,6 +53,21 @@ def run(args: argparse.Namespace) -> int:
         if exit_.reason is not None:
             tell(f"{exit_.reason}")
         after(store, where, store.session(session.id), settings.review)
+    return exit_.status
+
+
+def resume(
+    store: Store, where: Places, session: Session, argv: Sequence[str], *, profile: str | None
+) -> int:
+    """Run one command in a session that nobody owns; nothing is asked, its review stays open."""
+    settings = settings_of(session)
+    if profile is not None:
+        settings = replace(settings, profile=profile)
+    cwd = Path(os.path.realpath(os.getcwd()))
+    cwd = cwd if cwd.is_relative_to(session.project) else session.project
+    exit_ = trio.run(_run, store, where, session, settings, argv, cwd, [])
+    if exit_.reason is not None:
+        tell(exit_.reason)
     return exit_.status
 
 

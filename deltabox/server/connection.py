@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import trio
 
-from deltabox.errors import BadUsage, DeltaboxError, NotFound
+from deltabox.errors import BadUsage, DeltaboxError, NotFound, StaleVersion
 from deltabox.protocol import jsonrpc
 from deltabox.protocol import messages as m
 from deltabox.server import dispatch
@@ -44,14 +44,6 @@ class TooManyRequests(DeltaboxError):
 
     rpc_code = -32000
     host_code = "TOO_MANY_REQUESTS"
-
-
-class StaleGeneration(DeltaboxError):
-    """The session was committed or aborted since; look again and ask anew."""
-
-    rpc_code = -32010
-    host_code = "FS_STALE_VERSION"
-    exit_status = 3
 
 
 class Unavailable(DeltaboxError):
@@ -88,13 +80,13 @@ class Call:
         return ticket
 
     def check(self, params: Any) -> None:
-        """Raises: StaleGeneration when the request names another generation than the session's."""
+        """Raises: StaleVersion when the request names another generation than the session's."""
         wanted = getattr(params, "generation", None)
-        if wanted is None:
+        if wanted is None or params.session is None:
             return
         found = self.session(params.session).generation
         if wanted != found:
-            raise StaleGeneration(
+            raise StaleVersion(
                 f"Session {params.session} is at generation {found} and the request was made at "
                 f"{wanted}; changes were decided in between, so look again.",
                 generation=found,

@@ -62,7 +62,8 @@ class Method:
     arrival, and hold it while they run. queued: overrides that (for methods that queue by
     themselves or must not wait, like a decision beside a running command).
     waits_itself: the method waits for its ticket and gives it back (session.exec, which may
-    outlive its request). result: for the documentation.
+    outlive its request). result: for the documentation;
+    a tuple where one of several comes.
     """
 
     params: type[msgspec.Struct]

@@ -261,7 +261,7 @@ METHODS: Mapping[str, Method] = {
         is_read=False,
         queued=queued,
         waits_itself=True,
-        result=m.ExecResult | m.ExecStarted,
+        result=(m.ExecResult, m.ExecStarted),
     ),
     "exec.wait": Method(m.OfExec, wait, is_read=True, result=m.ExecResult),
     "exec.write": Method(m.ExecWrite, write, is_read=True, result=m.Nothing),

@@ -22,6 +22,7 @@ import trio
 
 from deltabox.errors import BadUsage, DeltaboxError
 from deltabox.isolation.running import Command, Exit, Handed, Stdio, Tty
+from deltabox.paths import display
 from deltabox.process import Control, Message
 from deltabox.server.connection import sole
 from deltabox.server.host import Live
@@ -105,7 +106,8 @@ async def _run(live: Live, control: Control, words: list[bytes], stdio: Stdio) -
         return "error The client went away."
     if exit_.signal is not None:
         return f"killed {exit_.signal}"
-    return f"exit {exit_.code} {exit_.reason or ''}".rstrip()
+    why = f" {display(os.fsencode(argv[0]))}: {exit_.reason}" if exit_.reason else ""
+    return f"exit {exit_.code}{why}"
 
 
 async def _obey(control: Control, command: Command, scope: trio.CancelScope) -> None:
