@@ -18,7 +18,10 @@ HANG_S = 20
 
 @asynccontextmanager
 async def init(
-    *argv: bytes, options: Sequence[bytes] = UNCONFINED, files: Sequence[bytes] = ()
+    *argv: bytes,
+    options: Sequence[bytes] = UNCONFINED,
+    files: Sequence[bytes] = (),
+    under: Sequence[bytes] = (),
 ) -> AsyncIterator[tuple[Control, trio.Process]]:
     """init with /dev/null as streams; `files` become memory files named %0, %1 … in the options."""
     control, theirs = Control.pair()
@@ -28,7 +31,7 @@ async def init(
     for n, fd in enumerate(fds[2:]):
         words = [b"%d" % fd if w == b"%%%d" % n else w for w in words]
     streams = [w for name in (b"--stdin", b"--stdout", b"--stderr") for w in (name, b"%d" % null)]
-    line = [INIT, b"--control", b"%d" % fds[0], *streams, *words, b"--", *argv]
+    line = [*under, INIT, b"--control", b"%d" % fds[0], *streams, *words, b"--", *argv]
     with trio.fail_after(HANG_S):
         process = await open_process(line, fds=fds)
         for fd in fds[1:]:
@@ -135,9 +138,10 @@ async def test_environment_of_any_size_arrives_whole() -> None:
 
 
 async def test_command_starts_with_usual_signals() -> None:
-    # Blocked and ignored signals of ours (Python ignores SIGPIPE) would be inherited over exec.
+    # What whoever started us ignores or blocks would be inherited over exec: nohup, for one.
+    under = [b"/bin/sh", b"-c", b'trap \'\' INT HUP PIPE; exec "$0" "$@"']
     check = b"grep -qx 'SigBlk:\t0*' /proc/self/status && grep -qx 'SigIgn:\t0*' /proc/self/status"
-    async with init(b"/bin/sh", b"-c", check) as (control, _):
+    async with init(b"/bin/sh", b"-c", check, under=under) as (control, _):
         assert [await say(control) for _ in range(3)] == [b"ready 0", b"started", b"exit 0"]
 
 
