@@ -33,6 +33,14 @@ REPLY_LIMIT = 1 << 30  # a diff of everything; what comes is from our own coordi
 END_S = 15.0  # stopping: two graces, unmounting, judging
 BACKLOG = 64  # notifications that wait for a reader of an exec before the connection does
 
+# The member by which a notification says whom it is for.
+_NAMED_BY = {
+    "exec.output": "execId",
+    "exec.exit": "execId",
+    "event": "subscription",
+    "fs.hits": "searchId",
+}
+
 Result = dict[str, Any]
 Answer = Callable[[Result], Any]
 
@@ -108,8 +116,9 @@ class Client:
     async def notifications(
         self, kind: str, name: str
     ) -> AsyncIterator[trio.MemoryReceiveChannel[tuple[str, Result]]]:
-        """Notifications about one exec or subscription, as (method, params). Who does not read them
-        holds the whole connection up, past a backlog of 64."""
+        """Notifications that name `name` in their member `kind` (execId, subscription, searchId), as
+        (method, params). Who does not read them holds the whole connection up, past a backlog of 64.
+        """
         send, receive = trio.open_memory_channel[tuple[str, Result]](BACKLOG)
         self._routes[kind, name] = send
         try:
@@ -138,14 +147,14 @@ class Client:
             await self._route(frame)
 
     async def _route(self, frame: jsonrpc.Request) -> None:
-        kind = "subscription" if frame.method == "event" else "exec"
-        name = frame.params.get("subscription" if kind == "subscription" else "execId")
-        channel = self._routes.get((kind, str(name)))
+        member = _NAMED_BY.get(frame.method, "")
+        key = (member, str(frame.params.get(member)))
+        channel = self._routes.get(key)
         if channel is not None:
             try:
                 await channel.send((frame.method, frame.params))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._routes.pop((kind, str(name)), None)
+                self._routes.pop(key, None)
 
     async def _answer(self, frame: jsonrpc.Request) -> None:
         answer = self._answers.get(frame.method)
@@ -231,7 +240,7 @@ class Session:
         """Run a command with its output as it comes; ended, if it still lives, with the context."""
         name = f"py{next(self._names)}-{os.urandom(3).hex()}"
         params = {**_command(command, how), "stream": True, "execId": name}
-        async with self.client.notifications("exec", name) as channel:
+        async with self.client.notifications("execId", name) as channel:
             await self.call("session.exec", **params)
             started = Exec(self, name, channel)
             try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from deltabox.protocol import fs_messages as f
 from deltabox.protocol import messages as m
 from deltabox.server import connection, owner
 from deltabox.server.dispatch import Method
@@ -18,6 +19,7 @@ NOTIFICATIONS: dict[str, Any] = {
     "exec.output": m.ExecOutput,
     "exec.exit": m.ExecExit,
     "event": m.Event,
+    "fs.hits": f.SearchHits,
 }
 ASKED: dict[str, tuple[Any, Any]] = {"approval.request": (m.Approval, m.ApprovalAnswer)}
 BEGIN, END = "<!-- generated: methods -->", "<!-- end of generated -->"

@@ -32,7 +32,7 @@ async def execute(call: Call, params: m.Exec) -> m.ExecStarted | m.ExecResult:
 
     Without `stream` or `background` the reply is the whole result. `$/cancel` of the request (or
     exec.cancel) ends the command, and the reply then tells what it had done, with `cancelled`;
-    one that had not started yet is answered with error EXEC_CANCELLED. When the connection ends, its
+    one that had not started yet is answered with error CANCELLED. When the connection ends, its
     foreground commands end; background ones go on until the session ends.
     """
     live = call.live(params.session)

@@ -365,7 +365,7 @@ class NeverStarted(DeltaboxError):
     """Cancelled while it waited for its turn: nothing was run."""
 
     rpc_code = -32800
-    host_code = "EXEC_CANCELLED"
+    host_code = "CANCELLED"
     exit_status = 130
 
 
