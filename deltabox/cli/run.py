@@ -22,6 +22,7 @@ from deltabox.config import Config, Places
 from deltabox.errors import BadUsage, DeltaboxError
 from deltabox.isolation import none
 from deltabox.isolation.running import Command, Exit, Pipes, Tty
+from deltabox.paths import display
 from deltabox.server import owner
 from deltabox.session import coordinator
 from deltabox.session import project as projects
@@ -42,16 +43,16 @@ def run(args: argparse.Namespace) -> int:
     settings = wishes(args, where, project)
     cwd = Path(os.path.realpath(os.getcwd()))
     cwd = cwd if cwd.is_relative_to(project) else project
+    # What can be refused without a session is refused before one is made, or the state folder is.
+    env = named_env(args.env, where)
+    config.check_project(project, where)
     with projects.open_state(where) as store:
         session, continued = coordinator.choose(
             store, where, project, settings, named=args.session, new=args.new
         )
         announce(session, settings, continued=continued)
-        exit_ = trio.run(
-            _run, store, where, session, settings, argv, cwd, named_env(args.env, where)
-        )
-        if exit_.reason is not None:
-            tell(f"{exit_.reason}")
+        exit_ = trio.run(_run, store, where, session, settings, argv, cwd, env)
+        tell_failure(exit_, argv[0])
         after(store, where, store.session(session.id), settings.review)
     return exit_.status
 
@@ -111,6 +112,22 @@ def named_env(words: Sequence[str], where: Places) -> list[tuple[str, str]]:
             value = where.environ[name]
         found.append((name, value))
     return found
+
+
+def tell_failure(exit_: Exit, program: str) -> None:
+    """Why the command could not be run, or who ended it; nothing for a command that ended by itself."""
+    if exit_.reason is None:
+        return
+    shown = display(os.fsencode(program))
+    if exit_.status == 127:
+        tell(
+            f"{shown} was not found in the workspace, or what its first line names was not; "
+            "a program outside the system's folders and the project needs --pass."
+        )
+    elif exit_.status == 126:
+        tell(f"{shown} cannot be executed in the workspace ({exit_.reason}); look at its mode.")
+    else:
+        tell(f"{exit_.reason}.")
 
 
 def announce(session: Session, settings: Config, *, continued: bool) -> None:

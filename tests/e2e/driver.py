@@ -4,6 +4,7 @@ Knows deltabox only from outside: argv, streams, files, statuses. Imports nothin
 """
 
 import contextlib
+import copy
 import json
 import os
 import select
@@ -61,6 +62,7 @@ class Box:
         self.home = root / "home"
         self.project = root / "home" / "work" / "project"
         self.state = root / "state"
+        self.meeting = root / "meeting"
         self.project.mkdir(parents=True)
         self.env = {
             "DELTABOX_STATE_DIR": str(self.state),
@@ -72,6 +74,12 @@ class Box:
         for name in os.environ:  # for a copy of the sources under test, and for measuring coverage
             if name == "PYTHONPATH" or name.startswith("COVERAGE_"):
                 self.env[name] = os.environ[name]
+
+    def second(self, name: str) -> "Box":
+        """The same user and project, with a meeting place of its own for another agent."""
+        other = copy.copy(self)
+        other.meeting = self.root / name
+        return other
 
     # files
 
@@ -157,7 +165,7 @@ class Box:
     @contextlib.contextmanager
     def agent(self, script: str, *flags: str) -> Iterator["Agent"]:
         """A shell script in the workspace that meets the test by name: `meet WORD` in the script."""
-        with Meeting(self.root) as meeting:
+        with Meeting(self.meeting) as meeting:
             head = (
                 f"M={shlex.quote(str(meeting.folder))}\n"
                 'meet() { echo "$1" > "$M/said"; read -r _ < "$M/heard"; }\n'
@@ -199,8 +207,8 @@ print(json.dumps(listing(Path(sys.argv[1]))))
 class Meeting:
     """Two fifos. The test holds both ends open, so that neither side ever blocks in open."""
 
-    def __init__(self, root: Path) -> None:
-        self.folder = root / "meeting"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __enter__(self) -> "Meeting":
         self.folder.mkdir(exist_ok=True)
