@@ -114,6 +114,17 @@ MIGRATIONS: tuple[str, ...] = (
         folder TEXT NOT NULL, paths INTEGER NOT NULL, bytes INTEGER NOT NULL
     );
     """,
+    """
+    -- state: begun (an abort under way; whoever finds it finishes it) | kept | taken:<session> (on its
+    -- way back into a session). chosen: the paths it holds, JSON list of base64; NULL for everything.
+    -- touches: the first touches of what it holds, for a review to come.
+    ALTER TABLE trash ADD COLUMN state TEXT NOT NULL DEFAULT 'kept';
+    ALTER TABLE trash ADD COLUMN chosen TEXT;
+    ALTER TABLE trash ADD COLUMN touches TEXT NOT NULL DEFAULT '[]';
+    -- Layers that nothing needs any more and that may be removed, as a JSON list of folder names. A
+    -- layer that neither this nor anything else names is never removed: a power cut lost its row.
+    ALTER TABLE sessions ADD COLUMN doomed TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 
 BUSY_S = (
@@ -141,6 +152,7 @@ class Session:
     socket: str | None
     settings: str
     stack: str
+    doomed: str = "[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +231,9 @@ class TrashRow:
     folder: str
     paths: int
     bytes: int
+    state: str = "kept"
+    chosen: str | None = None
+    touches: str = "[]"
 
 
 def new_id(prefix: str) -> str:
@@ -378,7 +393,7 @@ class Store:
 
     _SESSION = (
         "SELECT id, project, engine, isolation, network, state, generation, created_ns, updated_ns,"
-        " since_ns, pid, pid_start, socket, settings, stack FROM sessions"
+        " since_ns, pid, pid_start, socket, settings, stack, doomed FROM sessions"
     )
 
     def add_session(self, session: Session) -> None:
@@ -513,6 +528,19 @@ class Store:
                     int(t.drifted),
                     t.common,
                 )
+                for t in touches
+            ),
+        )
+
+    def renew_touches(self, session: SessionId, touches: Iterable[Touch]) -> None:
+        """New fingerprints for paths that a reversed commit moved and put back; what is known of
+        drift and common versions stays."""
+        self._many(
+            "INSERT INTO touches VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (session, path) DO UPDATE"
+            " SET type=excluded.type, ino=excluded.ino, size=excluded.size,"
+            " mtime_ns=excluded.mtime_ns, ctime_ns=excluded.ctime_ns, mode=excluded.mode",
+            (
+                (session, t.path, t.type, t.ino, t.size, t.mtime_ns, t.ctime_ns, t.mode, 0, None)
                 for t in touches
             ),
         )
@@ -747,7 +775,8 @@ class Store:
 
     def add_trash(self, row: TrashRow) -> None:
         self._db.execute(
-            "INSERT INTO trash VALUES (?,?,?,?,?,?,?)",
+            "INSERT INTO trash (id, session, project, at_ns, folder, paths, bytes, state, chosen,"
+            " touches) VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
                 row.id,
                 row.session,
@@ -756,18 +785,45 @@ class Store:
                 _fit(row.folder),
                 row.paths,
                 row.bytes,
+                row.state,
+                row.chosen,
+                row.touches,
             ),
         )
 
-    def trash(self) -> list[TrashRow]:
-        """Oldest first."""
+    def trash(self, *, session: SessionId | None = None) -> list[TrashRow]:
+        """Oldest first; of one session or of all."""
+        return self._trash("WHERE ? IS NULL OR session=? ORDER BY at_ns", (session, session))
+
+    def trash_row(self, named: str) -> TrashRow:
+        """By id or an unambiguous beginning. Raises: NotFound, Ambiguous."""
+        rows = self._trash("WHERE id=?", (named,)) or self._trash(
+            "WHERE substr(id, 1, length(?))=? AND length(?)>=3", (named, named, named)
+        )
+        if len(rows) > 1:
+            listed = ", ".join(row.id for row in rows)
+            raise Ambiguous(f"{named!r} is the beginning of {listed}; give more of the one meant.")
+        if not rows:
+            raise NotFound(
+                f"There is no {named!r} in the trash; `deltabox gc --dry-run` lists what is kept."
+            )
+        return rows[0]
+
+    def _trash(self, where: str, values: Sequence[Any]) -> list[TrashRow]:
         rows = self._db.execute(
-            "SELECT id, session, project, at_ns, folder, paths, bytes FROM trash ORDER BY at_ns"
+            "SELECT id, session, project, at_ns, folder, paths, bytes, state, chosen, touches"
+            f" FROM trash {where}",
+            values,
         )
         return [
             TrashRow(r[0], r[1], Path(os.fsdecode(r[2])), r[3], os.fsdecode(r[4]), *r[5:])
             for r in rows
         ]
+
+    def update_trash(self, trash: str, **values: Any) -> None:
+        """Set columns by name."""
+        names = ", ".join(f"{column}=?" for column in values)
+        self._db.execute(f"UPDATE trash SET {names} WHERE id=?", (*values.values(), trash))
 
     def drop_trash(self, trash: str) -> None:
         self._db.execute("DELETE FROM trash WHERE id=?", (trash,))

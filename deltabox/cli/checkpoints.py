@@ -9,6 +9,7 @@ from deltabox.errors import SessionRunning
 from deltabox.paths import WorkspacePath
 from deltabox.session import checkpoint as checkpoints
 from deltabox.session import project as projects
+from deltabox.session import recovery
 from deltabox.session.folder import is_locked, locked
 from deltabox.session.pending import Pending, tidy
 from deltabox.store import Checkpoint
@@ -36,7 +37,7 @@ def checkpoint(args: argparse.Namespace) -> int:
             found = projects.OwnerDesk.of(session).checkpoint(args.label)
         else:
             with locked(folder.lock, what=f"Session {session.id}"):
-                checkpoints.settle(store, where, session)
+                recovery.resume(store, where, session.id)
                 found = _as_dict(checkpoints.create(store, where, session.id, label=args.label))
     if args.json:
         show_json(found)
@@ -58,7 +59,7 @@ def restore(args: argparse.Namespace) -> int:
             )
         paths = selection(args, session.project)
         with locked(folder.lock, what=f"Session {session.id}"):
-            checkpoints.settle(store, where, session)
+            recovery.resume(store, where, session.id)
             chosen = [WorkspacePath(p) for p in paths]
             before = checkpoints.restore(store, where, session.id, args.id, chosen)
             Pending(store, where, session.id).settle()

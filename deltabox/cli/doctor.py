@@ -9,7 +9,7 @@ import trio
 from deltabox import config
 from deltabox.cli.review import colours, setting, show_json
 from deltabox.paths import display
-from deltabox.session import health
+from deltabox.session import garbage, health
 from deltabox.session import project as projects
 
 
@@ -19,7 +19,7 @@ def doctor(args: argparse.Namespace) -> int:
     report: dict[str, Any] = trio.run(health.examine, where, project)
     with projects.open_state(where) as store:
         report["recovered"] = projects.recovered(store)
-        report["leftovers"] = projects.leftovers(store, where)
+        report["leftovers"] = garbage.leftovers(store, where)
     report["config"] = {
         "state": str(where.state),
         "file": str(where.config_file) if where.config_file.exists() else None,

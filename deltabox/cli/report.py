@@ -10,6 +10,7 @@ from deltabox.cli import text
 from deltabox.cli.card import ask
 from deltabox.cli.review import colours, setting, show_json
 from deltabox.paths import display
+from deltabox.session import garbage
 from deltabox.session import project as projects
 
 
@@ -74,6 +75,8 @@ def describe(event: dict[str, Any]) -> str:
             return f"discarded {text.plural(event['paths'], 'change')} into trash {event['trash']}"
         case "checkpoint":
             return f"checkpoint {event['checkpoint']} {event['label']}".rstrip()
+        case "undo.abort":
+            return f"took {event['trash']} out of the trash for review"
         case "undo":
             return f"took back {event['undone']} as {event['commit']}"
         case "session.start":
@@ -89,12 +92,24 @@ def gc(args: argparse.Namespace) -> int:
     where = config.places()
     settings = config.load(where)
     with projects.open_state(where) as store:
-        items = projects.garbage(store, where, settings.trash)
+        items = garbage.garbage(store, where, settings.trash)
+        kept = garbage.stays(store)
         if args.json and args.dry_run:
-            show_json({"items": [item.as_dict() for item in items]})
+            show_json({"items": [item.as_dict() for item in items], "trash": kept})
             return 0
         total = sum(item.bytes for item in items)
         if not args.json:
+            for row in kept:
+                print(
+                    f"{text.size(row['bytes']):>10}  trash {row['trash']}: "
+                    f"{text.plural(row['paths'], 'discarded path')} of "
+                    f"{display(os.fsencode(row['project']))}, {text.age(row['ageNs'])}; "
+                    f"`deltabox undo {row['trash']}` brings them back for review"
+                )
+            if kept:
+                print(
+                    f"{text.size(sum(row['bytes'] for row in kept)):>10}  in the trash; what goes:"
+                )
             for item in items:
                 print(f"{text.size(item.bytes):>10}  {item.what}")
             print(

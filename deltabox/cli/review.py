@@ -161,6 +161,8 @@ def abort(args: argparse.Namespace) -> int:
 
 def undo(args: argparse.Namespace) -> int:
     where, project = setting(args)
+    if (args.id or "").startswith("t"):
+        return _undo_abort(args, where)
     with projects.open_state(where) as store:
         done = projects.undo(store, where, project, args.id)
     if args.json:
@@ -172,4 +174,19 @@ def undo(args: argparse.Namespace) -> int:
     print(f"  `deltabox undo {done['commit']}` brings them again")
     for session in done["liveSessions"]:
         print(f"  session {session} is running and may show the old content until it restarts")
+    return 0
+
+
+def _undo_abort(args: argparse.Namespace, where: Places) -> int:
+    """What an abort discarded is a review again; nothing reaches the project by this."""
+    from deltabox.session import trash
+
+    with projects.open_state(where) as store:
+        done = trash.take_back(store, where, args.id)
+    if args.json:
+        show_json(done)
+        return 0
+    count = text.plural(done["paths"], "discarded change")
+    print(f"{count} of {done['trash']} pending again in session {done['session']}")
+    print(f"  `deltabox review --session {done['session']}` shows them")
     return 0

@@ -15,7 +15,7 @@ import msgspec
 from deltabox import config
 from deltabox.config import Config, Places
 from deltabox.errors import BadUsage, SessionBusy
-from deltabox.session import checkpoint
+from deltabox.session import checkpoint, recovery
 from deltabox.session import project as projects
 from deltabox.session.folder import (
     Folder,
@@ -84,22 +84,24 @@ def create(store: Store, where: Places, project: Path, settings: Config) -> Sess
         created_ns=now,
         updated_ns=now,
         since_ns=stamp(),
-        pid=None,
-        pid_start=None,
+        pid=os.getpid(),  # until it is owned: killed before that, the next start removes it
+        pid_start=process_start(os.getpid()),
         socket=None,
         settings=msgspec.json.encode(settings).decode(),
         stack="[]",
     )
-    projects.folder_of(where, session.id).create(owner_of(where, project))
-    store.add_session(session)
-    store.note(
-        "session.start",
-        session=session.id,
-        project=project,
-        engine=session.engine,
-        isolation=session.isolation,
-        network=session.network,
-    )
+    with store.transaction():
+        store.add_session(session)
+        store.note(
+            "session.start",
+            session=session.id,
+            project=project,
+            engine=session.engine,
+            isolation=session.isolation,
+            network=session.network,
+        )
+        # Inside: whoever sees the folder can see the row, once the database is free.
+        projects.folder_of(where, session.id).create(owner_of(where, project))
     return session
 
 
@@ -123,7 +125,7 @@ async def owning(
     state: SessionState = next_session("running" if session.state == "running" else "idle", "own")
     make_private(where.runtime, (where.uid, where.gid))
     with locked(folder.lock, what=f"Session {session.id}"):
-        checkpoint.settle(store, where, store.session(session.id))
+        recovery.resume(store, where, session.id)
         if not checkpoint.is_empty(folder.upper):
             # What earlier commands left can be gone back to, whatever the next one does.
             checkpoint.create(store, where, session.id, label="before the next command")

@@ -2,6 +2,7 @@
 
 <state>/sessions/<id>/lock     held by the owner for its life (fcntl, by open file); pid inside, for people
                      /upper    the top layer; written only by the mount while one stands
+                     /upper.new, /scrap   of a restore under way
                      /work     overlay's own
                      /layers/  frozen layers
                      /mask     what hides denied paths, the topmost lower layer
@@ -33,6 +34,16 @@ class Folder:
     @property
     def upper(self) -> Path:
         return self.root / "upper"
+
+    @property
+    def fresh_upper(self) -> Path:
+        """An upper in the making; it takes the other's place by one rename."""
+        return self.root / "upper.new"
+
+    @property
+    def scrap(self) -> Path:
+        """What a restore of paths pushed aside, until it is done."""
+        return self.root / "scrap"
 
     @property
     def work(self) -> Path:

@@ -1,4 +1,4 @@
-"""The pending changes of one session: diff, commit, abort; and a project's undo and recovery.
+"""The pending changes of one session: diff, commit, abort; and a project's undo.
 
 Synchronous, and without a mount: it reads the layers on disk. The caller holds the session's lock
 and says in `live` whether a mount stands over the upper; then nothing under it is touched:
@@ -7,8 +7,9 @@ commits copy out of it, discards are written back through the view.
 
 import contextlib
 import os
+import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,15 @@ import msgspec
 
 from deltabox.config import Config, Places
 from deltabox.engines.delta import Fingerprint, Merged, prune
-from deltabox.errors import DeltaboxError, Failed, NotFound
-from deltabox.paths import Tree, WorkspacePath, display, is_within, parse
+from deltabox.errors import BadUsage, DeltaboxError, Failed, NotFound
+from deltabox.paths import Tree, WorkspacePath, display, is_within, parent, parse
 from deltabox.review import abort as discarding
 from deltabox.review import commit as committing
 from deltabox.review import diff, text
 from deltabox.review import undo as undoing
-from deltabox.review.model import Review
-from deltabox.review.steps import Committed, Plan, Progress, Step, UndoRecord
-from deltabox.session import checkpoint, present, project, writeback
+from deltabox.review.model import Change, Review
+from deltabox.review.steps import Committed, Plan, Step, UndoRecord
+from deltabox.session import checkpoint, present, project, trash, writeback
 from deltabox.session.touch import ABSENT, recorded
 from deltabox.session.turn import next_review
 from deltabox.store import Commit, CommitId, Session, SessionId, Store, Touch, TrashRow, new_id
@@ -103,10 +104,21 @@ class Pending:
         digest: what was shown; the last one shown when None. Raises: ReviewChanged,
         ReviewConflict, NotFound, SessionBusy (another commit on the project), Failed.
         """
-        self._flatten()
-        session = self._session
         row = self._store.review_of(self._id)
         shown = digest or (row.shown if row else None)
+
+        def check(_look: "_Look", review: Review) -> None:
+            committing.plan(
+                review,
+                commit="check",
+                selection=[WorkspacePath(p) for p in paths] or None,
+                on_conflict=cast(committing.OnConflict, on_conflict),
+                allow=allow,
+                digest=shown,
+            )
+
+        self._flatten(check)
+        session = self._session
         with project.writing(self._where, session.project), self._looking() as look:
             review = look.review("stat")
             if not review.changes:
@@ -115,81 +127,146 @@ class Pending:
                 return self._committed(None, review, left=0)
             row = row or self._store.open_review(self._id)
             next_review("open", "commit")
-            done, commit = self._apply(
+            done, commit, left = self._apply(
                 look, review, row.id, paths, shown, on_conflict, allow, keep_mtime
             )
-            viewStale = self._after_commit(look, done)  # noqa: N806 - the protocol's name
-        left = self._left(done, review)
+            if self._live is None:
+                # Only now: what the base holds already is equal, pruned or not.
+                sources = {WorkspacePath(o.path): o.source for o in done.paths}
+                prune(look.base, look.layers[0], look.layers[1:], sources)
         result = self._committed(commit, review, left=left, done=done)
-        result["viewStale"] = viewStale
+        result["viewStale"] = []
         return result
 
     def abort(self, *, paths: Sequence[bytes] = ()) -> dict[str, Any]:
         """Discard all or `paths` into the trash; the project is not touched at all.
 
-        Raises: NotFound when a path has no change.
+        Cut short, the next start finishes it. Raises: NotFound when a path has no change, BadUsage
+        when a folder above one has to go first, Failed.
         """
-        self._flatten()
+        self._flatten(lambda look, review: self._selected(look, review, paths))
         session = self._session
         with self._looking() as look:
             review = look.review("stat")
-            chosen = [WorkspacePath(p) for p in paths] or None
-            gone = [c for c in review.changes if diff.selects(chosen, c)]
-            if paths and not gone:
-                raise NotFound(
-                    f"{display(paths[0])} has no pending change; `deltabox diff` lists them."
-                )
-            trash, folder = project.trash_folder(self._where)
-            if self._live is None:
-                self._discard(look, chosen, folder)
-            else:
-                with Tree(os.dup(self._live.root_fd)) as view:
-                    writeback.discard(look.merged, view, [c.path for c in gone], folder)
-            size = project.disk_usage(folder)
-            shown = [c for c in gone if c.is_shown]
-            self._store.add_trash(
-                TrashRow(
-                    trash, self._id, session.project, time.time_ns(), str(folder), len(gone), size
-                )
+            gone = self._selected(look, review, paths)
+            if not review.changes:
+                if self._live is None:
+                    self._settle("settle", review)
+                return {"discarded": 0, "trash": None, "generation": self._session.generation}
+            chosen = _with_both_ends(paths, gone)
+            row = trash.begin(
+                self._store, self._where, session, chosen, [_judged(c) for c in gone]
             )
+            try:
+                if self._live is None:
+                    self._discard(look, chosen, Path(row.folder))
+                else:
+                    whole = sorted({c.path for c in gone} | {c.origin for c in gone if c.origin})
+                    with Tree(os.dup(self._live.root_fd)) as view:
+                        writeback.discard(look.merged, view, whole, Path(row.folder))
+            except OSError as exc:
+                raise Failed(
+                    f"The abort stopped half-way ({exc.strerror or exc}); nothing is lost: what it "
+                    f"took is in the trash as {row.id}, and the next start finishes it."
+                ) from exc
         with self._store.transaction():
-            self._store.note(
-                "review.abort",
-                session=self._id,
-                project=session.project,
-                trash=trash,
-                paths=len(shown),
-            )
-            self._decided(review, {c.path for c in gone}, "abort")
-        return {"discarded": len(shown), "trash": trash, "generation": self._session.generation}
+            self._discarded(row, review, {c.path for c in gone})
+        shown = sum(1 for c in gone if c.is_shown)
+        return {"discarded": shown, "trash": row.id, "generation": self._session.generation}
 
-    def _discard(self, look: "_Look", chosen: list[WorkspacePath] | None, trash: Path) -> None:
-        """From a quiet delta into the trash: by renames, whatever its size."""
+    def finish_abort(self, row: TrashRow) -> None:
+        """What a dead process began to discard goes too; for a quiet session, safe to repeat."""
+        chosen = trash.chosen_of(row)
+        trash.make_folder(self._where, row)
+        with self._looking() as look:
+            self._discard(look, chosen, Path(row.folder))
+        with self._looking() as look:
+            review = look.review("stat")
+        with self._store.transaction():
+            gone = {t.path for t in trash.touches_of(row)}
+            self._discarded(row, review, {*gone, *(chosen or ())})
+            self._store.note(
+                "recovered",
+                session=self._id,
+                project=row.project,
+                sentence=f"The abort in session {self._id} had been cut short; it was finished, "
+                f"what it discarded lies in the trash as {row.id}.",
+            )
+
+    def _discarded(self, row: TrashRow, review: Review, taken: set[bytes]) -> None:
+        trash.keep(self._store, row)
+        self._store.note(
+            "review.abort",
+            session=self._id,
+            project=row.project,
+            trash=row.id,
+            paths=row.paths,
+        )
+        self._decided(review, taken, "abort")
+
+    def _selected(self, look: "_Look", review: Review, paths: Sequence[bytes]) -> list[Change]:
+        """The changes that an abort of `paths` takes. Raises: NotFound, BadUsage."""
+        chosen = [WorkspacePath(p) for p in paths] or None
+        gone = [c for c in review.changes if diff.selects(chosen, c)]
+        if paths and not gone:
+            raise NotFound(
+                f"{display(paths[0])} has no pending change; `deltabox diff` lists them."
+            )
+        # Asked before the first deed, so that no abort stops half-way at it.
+        for path in chosen or ():
+            at = path
+            while at := parent(at):
+                base, shown = look.base.lstat_or_none(at), look.merged.lookup(at)
+                is_blocked = base is not None and stat.S_ISDIR(base.st_mode)
+                is_blocked = is_blocked and shown is not None and shown.kind != "dir"
+                if is_blocked and at not in (chosen or ()):
+                    raise BadUsage(
+                        f"{display(path)} cannot come back while {display(at)} is no folder; "
+                        f"abort {display(at)}."
+                    )
+        return gone
+
+    def _discard(self, look: "_Look", chosen: list[WorkspacePath] | None, folder: Path) -> None:
+        """From a quiet delta into the trash: by renames, whatever its size; again is fine."""
         if chosen is None:
-            if look.upper.is_dir():
-                discarding.discard_all(look.base, str(look.upper), str(trash / "upper"))
+            if look.upper.is_dir() and not (folder / "upper").exists():
+                discarding.discard_all(look.base, str(look.upper), str(folder / "upper"))
             return
-        kept = trash / "paths"
-        kept.mkdir(mode=0o700)
+        kept = folder / "paths"
+        kept.mkdir(mode=0o700, exist_ok=True)
         with Tree.open(look.upper) as upper, Tree.open(kept) as target:
             discarding.discard(look.base, upper, look.layers[1:], chosen, target)
 
     def settle(self) -> bool:
-        """Close a review in which everything cancelled out; True when nothing is pending."""
+        """Close a review in which everything cancelled out; True when nothing is pending.
+
+        It stays open while a checkpoint holds what the view no longer shows: that is undecided too.
+        """
         with self._looking() as look:
             review = look.review("stat")
         if review.changes:
             self._store.open_review(self._id)
             return False
+        if checkpoint.holds_something(self._store, self._session):
+            self._store.open_review(self._id)
+            return True
         self._settle("settle", review)
         return True
 
     # inside
 
-    def _flatten(self) -> None:
-        """A quiet delta is decided on as one layer; its checkpoints end with the decision."""
-        if self._live is None:
-            checkpoint.flatten(self._store, self._where, self._id)
+    def _flatten(self, check: Callable[["_Look", Review], object]) -> None:
+        """A quiet delta is decided on as one layer; its checkpoints end with the decision.
+
+        check: raises what the decision will raise, so that a refused one costs no checkpoint.
+        """
+        if self._live is not None:
+            return
+        if not (checkpoint.stack_of(self._session) or self._store.checkpoints(self._id)):
+            return
+        with self._looking() as look:
+            check(look, look.review("stat"))
+        checkpoint.flatten(self._store, self._where, self._id)
 
     @contextmanager
     def _looking(self) -> Iterator["_Look"]:
@@ -206,7 +283,7 @@ class Pending:
         on_conflict: str,
         allow: Sequence[bytes],
         keep_mtime: bool,
-    ) -> tuple[Committed, CommitId]:
+    ) -> tuple[Committed, CommitId, int]:
         session = self._session
         settings = settings_of(session)
         commit = CommitId(new_id("c"))
@@ -239,6 +316,7 @@ class Pending:
                     store=store,
                     record=lambda p: self._store.set_progress(commit, msgspec.json.encode(p)),
                     on_step=on_step,
+                    restored=self._renew,
                     selection=[WorkspacePath(p) for p in paths] or None,
                     on_conflict=cast(committing.OnConflict, on_conflict),
                     allow=allow,
@@ -246,12 +324,13 @@ class Pending:
                     keep_mtime=keep_mtime,
                     durability=cast(Literal["fast", "strict"], settings.durability),
                 )
-            except BaseException:
-                self._store.finish_commit(commit, "reversed")
+            except BaseException as exc:
+                _close_plan(self._store, commit, exc)
                 raise
+            # One transaction: a kill leaves the plan for recovery, or everything decided.
             with self._store.transaction():
                 self._store.finish_commit(
-                    commit, "done", record=msgspec.json.encode(done.undo), summary=_summary(done)
+                    commit, "done", record=msgspec.json.encode(done.undo), summary=summary_of(done)
                 )
                 self._store.note(
                     "review.commit",
@@ -261,37 +340,14 @@ class Pending:
                     digest=review.digest,
                     paths=len(done.paths),
                 )
-        return done, commit
+                if self._live is not None:
+                    remember(self._store, self._id, done)
+                left = self._decided(review, {o.path for o in done.paths}, "commit")
+        return done, commit, left
 
-    def _after_commit(self, look: "_Look", done: Committed) -> list[dict[str, Any]]:
-        """Bring the delta up to date: dropped where quiet, remembered as equal under a live mount.
-
-        Returns: what a live view may still show as it was (nothing for a quiet one).
-        """
-        outcomes = {WorkspacePath(o.path): o for o in done.paths}
-        if self._live is None:
-            sources = {p: o.source for p, o in outcomes.items()}
-            prune(look.base, look.layers[0], look.layers[1:], sources)
-            return []
-        self._store.drop_touches(self._id, outcomes)
-        self._store.add_touches(
-            self._id, (_as_touch(p, o.fingerprint) for p, o in outcomes.items())
-        )
-        self._store.add_ours(
-            self._id,
-            (
-                (p, msgspec.json.encode(o.fingerprint))
-                for p, o in outcomes.items()
-                if o.fingerprint is not None
-            ),
-        )
-        return []
-
-    def _left(self, done: Committed, review: Review) -> int:
-        """Record what was decided; how many shown changes stay pending."""
-        taken = {o.path for o in done.paths}
-        with self._store.transaction():
-            return self._decided(review, taken, "commit")
+    def _renew(self, prints: Mapping[bytes, Fingerprint]) -> None:
+        """A commit that was put back has changed ctimes of the base; they do not count as drift."""
+        self._store.renew_touches(self._id, (as_touch(p, f) for p, f in prints.items()))
 
     def _decided(
         self, review: Review, taken: set[bytes], event: Literal["commit", "abort"]
@@ -471,13 +527,43 @@ def _digest_of(changes: Sequence[Any]) -> str:
     return digest(changes)
 
 
-def _summary(done: Committed) -> str:
+def summary_of(done: Committed) -> str:
     first = [display(o.path) for o in done.paths[:3]]
     more = len(done.paths) - len(first)
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
-def _as_touch(path: bytes, print_: Fingerprint | None, *, drifted: bool = False) -> Touch:
+def remember(store: Store, session: SessionId, done: Committed) -> None:
+    """What a commit left in the base is what the delta builds on from now on."""
+    store.drop_touches(session, (o.path for o in done.paths))
+    store.add_touches(session, (as_touch(o.path, o.fingerprint) for o in done.paths))
+    store.add_ours(
+        session,
+        (
+            (o.path, msgspec.json.encode(o.fingerprint))
+            for o in done.paths
+            if o.fingerprint is not None
+        ),
+    )
+
+
+def _close_plan(store: Store, commit: CommitId, exc: BaseException) -> None:
+    """The executor has put everything back, unless it says that recovery has to do the rest."""
+    if isinstance(exc, DeltaboxError) and exc.data.get("unfinished"):
+        return
+    with contextlib.suppress(DeltaboxError):  # a full disk: the next start finds it reversed
+        store.finish_commit(commit, "reversed")
+
+
+def _with_both_ends(paths: Sequence[bytes], gone: Sequence[Change]) -> list[WorkspacePath] | None:
+    """What to discard: a renamed file goes with the name that it came from. None: everything."""
+    if not paths:
+        return None
+    ends = {p for c in gone if c.origin is not None for p in (c.path, c.origin)}
+    return sorted(WorkspacePath(p) for p in {*paths, *ends})
+
+
+def as_touch(path: bytes, print_: Fingerprint | None, *, drifted: bool = False) -> Touch:
     if print_ is None:
         return Touch(path, ABSENT, 0, 0, 0, 0, 0, drifted, None)
     return Touch(
@@ -494,7 +580,7 @@ def _as_touch(path: bytes, print_: Fingerprint | None, *, drifted: bool = False)
 
 
 def _judged(change: Any) -> Touch:
-    return _as_touch(change.path, change.base, drifted=change.conflict is not None)
+    return as_touch(change.path, change.base, drifted=change.conflict is not None)
 
 
 def tidy(store: Store, where: Places, session_id: SessionId) -> None:
@@ -504,7 +590,7 @@ def tidy(store: Store, where: Places, session_id: SessionId) -> None:
         project.close_session(store, where, session)
 
 
-# undo and recovery of whole projects
+# undo of whole projects
 
 
 def undo(store: Store, where: Places, root: Path, named: str | None) -> dict[str, Any]:
@@ -535,11 +621,12 @@ def undo(store: Store, where: Places, root: Path, named: str | None) -> dict[str
                 undo_dir=str(project.undo_folder(where, fresh)),
                 store=keep,
                 record_progress=lambda p: store.set_progress(fresh, msgspec.json.encode(p)),
+                restored=lambda r: store.finish_commit(
+                    commit.id, "done", record=msgspec.json.encode(r)
+                ),
             )
-        except BaseException:
-            with contextlib.suppress(NotFound):
-                store.commit(fresh)
-                store.finish_commit(fresh, "reversed")
+        except BaseException as exc:
+            _close_plan(store, fresh, exc)
             raise
     with store.transaction():
         store.finish_commit(
@@ -576,43 +663,3 @@ def _undoable(store: Store, root: Path, named: str | None) -> Commit:
     raise NotFound(
         f"No commit is in force in {display(os.fsencode(root))}; `deltabox log` lists what happened."
     )
-
-
-def recover(store: Store, where: Places, commit: Commit) -> None:
-    """Finish or reverse one plan that a dead process left; the caller holds the project's lock."""
-    from deltabox.review.executor import Executor
-
-    plan = msgspec.json.decode(commit.plan, type=Plan)
-    progress = (
-        msgspec.json.decode(commit.progress, type=Progress) if commit.progress else Progress()
-    )
-    what = f"{commit.kind} {commit.id} on {display(os.fsencode(commit.project))}"
-    try:
-        with Tree.open(commit.project) as base:
-            executor = Executor(
-                base,
-                plan,
-                undo_dir=str(project.undo_folder(where, commit.id)),
-                progress=progress,
-                record=lambda p: store.set_progress(commit.id, msgspec.json.encode(p)),
-            )
-            done = executor.recover()
-    except (OSError, DeltaboxError) as exc:
-        sentence = f"The {what} was cut short and cannot be recovered yet: {exc}."
-        store.note("recovered", session=commit.session, project=commit.project, sentence=sentence)
-        return
-    with store.transaction():
-        if done is None:
-            store.finish_commit(commit.id, "reversed")
-            sentence = (
-                f"The {what} had been cut short; it was reversed, the project is as before it."
-            )
-        else:
-            store.finish_commit(
-                commit.id, "done", record=msgspec.json.encode(done.undo), summary=_summary(done)
-            )
-            if commit.undoes is not None:
-                store.finish_commit(commit.undoes, "undone")
-            sentence = f"The {what} had been cut short; it was finished."
-        words = " ".join([sentence, *executor.notices])
-        store.note("recovered", session=commit.session, project=commit.project, sentence=words)

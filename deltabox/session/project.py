@@ -11,11 +11,10 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deltabox.config import Places, Trash
+from deltabox.config import Places
 from deltabox.errors import Failed, Refused
 from deltabox.paths import display
 from deltabox.session.folder import (
@@ -23,10 +22,8 @@ from deltabox.session.folder import (
     is_locked,
     locked,
     make_private,
-    process_start,
-    remove_tree,
 )
-from deltabox.store import Commit, Session, SessionId, Store, new_id
+from deltabox.store import Session, SessionId, Store
 
 DAY_NS = 86_400 * 10**9
 
@@ -45,9 +42,11 @@ def open_state(where: Places) -> Iterator[Store]:
             f"{stat.S_IMODE(st.st_mode):o}; it must be yours with mode 700 (chmod 700 it)."
         )
     make_private(where.sessions, (where.uid, where.gid))
+    from deltabox.session import recovery
+
     with Store.open(where.database) as store:
         _give_to_owner(where)
-        recover(store, where)
+        recovery.recover(store, where)
         yield store
 
 
@@ -93,7 +92,7 @@ def desk(
 
     progress: called with steps done and steps in all while a commit of ours runs.
     """
-    from deltabox.session import checkpoint, pending
+    from deltabox.session import pending, recovery
 
     folder = folder_of(where, session.id)
     if is_locked(folder.lock):
@@ -101,7 +100,7 @@ def desk(
         return
     with locked(folder.lock, what=f"Session {session.id}"):
         store.update_session(session.id, state="idle", pid=None, pid_start=None, socket=None)
-        checkpoint.settle(store, where, session)
+        recovery.resume(store, where, session.id)
         yield pending.Pending(store, where, session.id, progress=progress)
     pending.tidy(store, where, session.id)
 
@@ -202,7 +201,7 @@ def disk_usage(folder: Path) -> int:
     return total
 
 
-# undo and recovery
+# undo, and what recovery said
 
 
 def undo(store: Store, where: Places, project: Path, named: str | None) -> dict[str, Any]:
@@ -213,62 +212,6 @@ def undo(store: Store, where: Places, project: Path, named: str | None) -> dict[
     from deltabox.session import pending
 
     return pending.undo(store, where, project, named)
-
-
-def recover(store: Store, where: Places) -> None:
-    """Finish or reverse plans whose process is dead, and mark sessions whose owner is gone."""
-    unfinished = store.unfinished()
-    if unfinished:
-        from deltabox.session import pending
-
-        for commit in unfinished:
-            with contextlib.suppress(_Busy), _if_free(where, commit.project):
-                pending.recover(store, where, commit)
-    for session in store.sessions():
-        if session.state != "running" or _owner_lives(session):
-            continue
-        folder = folder_of(where, session.id)
-        if folder.root.is_dir() and is_locked(folder.lock):
-            continue
-        _orphan(store, session)
-
-
-class _Busy(Exception):
-    """Somebody alive holds the lock; what it does is not ours to recover."""
-
-
-@contextmanager
-def _if_free(where: Places, project: Path) -> Iterator[None]:
-    from deltabox.errors import SessionBusy
-
-    try:
-        context = writing(where, project)
-        context.__enter__()
-    except SessionBusy as exc:
-        raise _Busy from exc
-    try:
-        yield
-    finally:
-        context.__exit__(None, None, None)
-
-
-def _owner_lives(session: Session) -> bool:
-    return session.pid is not None and process_start(session.pid) == session.pid_start
-
-
-def _orphan(store: Store, session: Session) -> None:
-    """The owner died without a word: the sandbox died with it, the changes stay for review."""
-    with store.transaction():
-        for turn in store.turns(session.id):
-            if turn.ended_ns is None:
-                store.end_turn(turn.id, code=None, signal=None)
-        store.update_session(session.id, state="idle", pid=None, pid_start=None, socket=None)
-        store.open_review(session.id)
-        sentence = (
-            f"The owner of session {session.id} (process {session.pid}) ended without closing it; "
-            "its changes are kept for review."
-        )
-        store.note("recovered", session=session.id, project=session.project, sentence=sentence)
 
 
 def recovered(store: Store) -> list[str]:
@@ -283,106 +226,18 @@ def recovered(store: Store) -> list[str]:
     ]
 
 
-def leftovers(store: Store, where: Places) -> list[str]:
-    """Things on disk that no session owns, with owner and age; `gc` removes them."""
-    return [item.what for item in garbage(store, where, Trash()) if item.is_stray]
-
-
-# garbage
-
-
-@dataclass(frozen=True)
-class Garbage:
-    """One thing that may go: what in words, its size, and how."""
-
-    what: str
-    bytes: int
-    remove: Callable[[], None]
-    is_stray: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"what": self.what, "bytes": self.bytes}
-
-
-def garbage(store: Store, where: Places, limits: Trash) -> list[Garbage]:
-    """Closed sessions' folders, trash and undo copies past their age or the size limit, strays.
-
-    Nothing undecided: an open review's session is never among them.
-    """
-    import time
-
-    found: list[Garbage] = []
-    horizon = time.time_ns() - limits.keep_days * DAY_NS
-    rows = store.trash()
-    kept = sum(row.bytes for row in rows)
-    for row in rows:  # oldest first
-        if row.at_ns < horizon or kept > limits.keep_bytes:
-            kept -= row.bytes
-            days = (time.time_ns() - row.at_ns) // DAY_NS
-
-            def drop(trash: str = row.id, folder: str = row.folder) -> None:
-                remove_tree(Path(folder))
-                store.drop_trash(trash)
-
-            what = f"trash {row.id}: {row.paths} discarded paths, {days} days old"
-            found.append(Garbage(what, row.bytes, drop))
-    found += _old_undo(store, where, horizon)
-    found += _strays(store, where)
-    return found
-
-
-def _old_undo(store: Store, where: Places, horizon: int) -> list[Garbage]:
-    found = []
-    for commit in store.all_commits():
-        folder = where.state / "undo" / commit.id
-        if not folder.is_dir() or commit.state == "planned" or commit.at_ns >= horizon:
-            continue
-
-        def drop(commit: Commit = commit, folder: Path = folder) -> None:
-            store.finish_commit(commit.id, "expired")
-            remove_tree(folder)
-
-        what = f"undo copies of commit {commit.id} (it can then no longer be taken back)"
-        found.append(Garbage(what, disk_usage(folder), drop))
-    return found
-
-
-def _strays(store: Store, where: Places) -> list[Garbage]:
-    """Folders of sessions that are closed or unknown, by name and age."""
-    import time
-
-    known = {s.id: s for s in store.sessions(closed=True)}
-    found = []
-    with os.scandir(where.sessions) as entries:
-        for entry in entries:
-            session = known.get(SessionId(entry.name))
-            if session is not None and session.state != "closed":
-                continue
-            path = Path(entry.path)
-            if is_locked(path / "lock"):
-                continue
-            hours = int((time.time() - entry.stat(follow_symlinks=False).st_mtime) // 3600)
-            what = f"folder of {'closed' if session else 'unknown'} session {entry.name}, {hours} h old"
-            found.append(
-                Garbage(what, disk_usage(path), lambda path=path: remove_tree(path), is_stray=True)  # type: ignore[misc]
-            )
-    return found
-
-
 def close_session(store: Store, where: Places, session: Session) -> None:
     """The session is over: everything of it was decided. Its folder goes with it."""
-    store.note("session.close", session=session.id, project=session.project)
-    store.update_session(session.id, state="closed", pid=None, pid_start=None, socket=None)
-    store.drop_touches(session.id)
+    with store.transaction():
+        store.note("session.close", session=session.id, project=session.project)
+        store.update_session(session.id, state="closed", pid=None, pid_start=None, socket=None)
+        store.drop_touches(session.id)
+        store.drop_checkpoints(session.id)
     folder_of(where, session.id).remove()
 
 
-def trash_folder(where: Places) -> tuple[str, Path]:
-    """A fresh name in the trash, and where it is."""
-    name = new_id("t")
-    folder = where.state / "trash" / name
-    make_private(folder, (where.uid, where.gid))
-    return name, folder
+def trash_path(where: Places, trash: str) -> Path:
+    return where.state / "trash" / trash
 
 
 def free_bytes(folder: Path) -> int:

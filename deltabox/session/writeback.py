@@ -8,11 +8,12 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deltabox.engines.delta import Merged, Node
+from deltabox.engines.delta import Merged, make_whiteout
 from deltabox.paths import Tree, WorkspacePath, name, parent
+from deltabox.review.inode import copy_entry
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 CHUNK = 1 << 20
@@ -25,10 +26,10 @@ def discard(merged: Merged, view: Tree, paths: Iterable[bytes], trash: Path) -> 
     path meanwhile simply has a new change pending. Raises: OSError.
     """
     ordered = sorted(WorkspacePath(p) for p in paths)
-    for path in ordered:
-        node = merged.lookup(path)
-        if node is not None:
-            _save(node, trash)
+    kept = trash / "paths"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    with Tree.open(kept) as layer:
+        _save(merged, ordered, layer)
     for path in reversed(ordered):
         _clear(merged.base, view, path)
     for path in ordered:
@@ -37,25 +38,50 @@ def discard(merged: Merged, view: Tree, paths: Iterable[bytes], trash: Path) -> 
             _restore(merged.base, view, path, st)
 
 
-def _save(node: Node, trash: Path) -> None:
-    target = trash / "files" / os.fsdecode(node.path)
-    if node.kind == "dir":
-        target.mkdir(parents=True, exist_ok=True)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if node.kind == "symlink":
-        os.symlink(node.tree.readlink(node.path), os.fsencode(target))
-    elif node.kind == "file":
-        source = node.tree.open_file(node.path)
-        try:
-            sink = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                _copy(source, sink)
-                os.fchmod(sink, stat.S_IMODE(node.st.st_mode) & 0o777)
-            finally:
-                os.close(sink)
-        finally:
-            os.close(source)
+def _save(merged: Merged, ordered: Sequence[WorkspacePath], layer: Tree) -> None:
+    """A layer that shows over the base what the view shows at these paths (parents come first)."""
+    modes: dict[WorkspacePath, int] = {}
+    for path in ordered:
+        node = merged.lookup(path)
+        if not _make_parents(merged, path, layer, modes):
+            continue  # below what is a file or a link now: that one speaks for it
+        if node is None:
+            if merged.base.lstat_or_none(path) is not None:
+                make_whiteout(layer, path)
+        elif node.kind == "dir":
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name(path), 0o700, dir_fd=layer.parent_fd(path))
+            modes[path] = stat.S_IMODE(node.st.st_mode)
+        elif node.kind != "special":
+            copy_entry(
+                node.tree.parent_fd(path),
+                name(path),
+                layer.parent_fd(path),
+                name(path),
+                is_strict=False,
+            )
+    for path, mode in sorted(modes.items(), reverse=True):
+        os.chmod(name(path), mode, dir_fd=layer.parent_fd(path))
+
+
+def _make_parents(
+    merged: Merged, path: WorkspacePath, layer: Tree, modes: dict[WorkspacePath, int]
+) -> bool:
+    missing = []
+    at = parent(path)
+    while at and layer.lstat_or_none(at) is None:
+        missing.append(at)
+        at = parent(at)
+    if at and not stat.S_ISDIR(layer.lstat(at).st_mode):
+        return False
+    for folder in reversed(missing):
+        node = merged.lookup(folder)
+        if node is None or node.kind != "dir":
+            # Its folder is gone from the view too, and stands for all that was in it.
+            return False
+        os.mkdir(name(folder), 0o700, dir_fd=layer.parent_fd(folder))
+        modes[folder] = stat.S_IMODE(node.st.st_mode)
+    return True
 
 
 def _clear(base: Tree, view: Tree, path: WorkspacePath) -> None:
