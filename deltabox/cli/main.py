@@ -35,13 +35,11 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit status. Never a traceback for what a user can cause."""
     verb = next((word for word in argv if not word.startswith("-")), "")
     try:
-        parsed = arguments.parser().parse_args(argv)
-        if parsed.version:
-            print(version())
-            return 0
-        if parsed.verb is None:
-            raise BadUsage("Say what to do: `deltabox run -- CMD`, or see `deltabox --help`.")
-        return _load(parsed.verb)(parsed)
+        try:
+            return _dispatch(argv)
+        finally:
+            # Here, where a reader that has gone is understood; at exit python would complain of it.
+            sys.stdout.flush()
     except DeltaboxError as exc:
         print(f"deltabox: {exc.sentence}", file=sys.stderr)
         return EXIT_NO_START if verb in ("run", "exec") else exc.exit_status
@@ -54,6 +52,16 @@ def main(argv: Sequence[str]) -> int:
     except OSError as exc:
         print(f"deltabox: {_os_sentence(exc)}", file=sys.stderr)
         return EXIT_NO_START if verb in ("run", "exec") else 1
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    parsed = arguments.parser().parse_args(argv)
+    if parsed.version:
+        print(version())
+        return 0
+    if parsed.verb is None:
+        raise BadUsage("Say what to do: `deltabox run -- CMD`, or see `deltabox --help`.")
+    return _load(parsed.verb)(parsed)
 
 
 def _load(verb: str) -> Callable[[Any], int]:

@@ -8,7 +8,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from deltabox.store import Session, Store
 # After the command has ended its output may still sit in a pipe; a descendant cannot hold it open,
 # since the sandbox dies with the command, so this only bounds a slow reader of ours.
 DRAIN_S = 30.0
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,8 +68,7 @@ def resume(
     cwd = Path(os.path.realpath(os.getcwd()))
     cwd = cwd if cwd.is_relative_to(session.project) else session.project
     exit_ = trio.run(_run, store, where, session, settings, argv, cwd, [])
-    if exit_.reason is not None:
-        tell(exit_.reason)
+    tell_failure(exit_, argv[0])
     return exit_.status
 
 
@@ -106,6 +106,8 @@ def named_env(words: Sequence[str], where: Places) -> list[tuple[str, str]]:
     found = []
     for word in words:
         name, equals, value = word.partition("=")
+        if not name:
+            raise BadUsage(f"--env {word}: an environment variable needs a name before the `=`.")
         if not equals:
             if name not in where.environ:
                 raise BadUsage(f"--env {name}: the variable is not set; write --env {name}=VALUE.")
@@ -157,17 +159,24 @@ async def _run(
     cwd: Path,
     env: Sequence[tuple[str, str]],
 ) -> Exit:
-    async with (
-        coordinator.owning(store, where, session, settings, argv=argv, cwd=cwd) as workspace,
-        owner.answering(store, where, workspace),
-    ):
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            return await _on_terminal(workspace, argv, cwd, env)
-        return await _on_pipes(workspace, argv, cwd, env)
+    # From before the command starts until after it has ended: one that came in between would fall
+    # on us, and take the command down instead of reaching it.
+    with trio.open_signal_receiver(*FORWARDED) as received:
+        async with (
+            coordinator.owning(store, where, session, settings, argv=argv, cwd=cwd) as workspace,
+            owner.answering(store, where, workspace),
+        ):
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                return await _on_terminal(workspace, argv, cwd, env, received)
+            return await _on_pipes(workspace, argv, cwd, env, received)
 
 
 async def _on_pipes(
-    workspace: Workspace, argv: Sequence[str], cwd: Path, env: Sequence[tuple[str, str]]
+    workspace: Workspace,
+    argv: Sequence[str],
+    cwd: Path,
+    env: Sequence[tuple[str, str]],
+    received: AsyncIterator[int],
 ) -> Exit:
     async with workspace.command(argv, stdio=Pipes(), cwd=cwd, named_env=env) as running:
         command = running.command
@@ -176,7 +185,7 @@ async def _on_pipes(
         assert command.stderr is not None
         async with trio.open_nursery() as feeding:
             feeding.start_soon(terminal.feed, 0, command.stdin)
-            feeding.start_soon(_forward_signals, command)
+            feeding.start_soon(_forward_signals, command, received)
             async with trio.open_nursery() as draining:
                 draining.start_soon(terminal.drain, command.stdout, 1)
                 draining.start_soon(terminal.drain, command.stderr, 2)
@@ -187,7 +196,11 @@ async def _on_pipes(
 
 
 async def _on_terminal(
-    workspace: Workspace, argv: Sequence[str], cwd: Path, env: Sequence[tuple[str, str]]
+    workspace: Workspace,
+    argv: Sequence[str],
+    cwd: Path,
+    env: Sequence[tuple[str, str]],
+    received: AsyncIterator[int],
 ) -> Exit:
     rows, columns = terminal.size_of(1)
     stdio = Tty(rows, columns)
@@ -200,7 +213,7 @@ async def _on_terminal(
                 feeding.start_soon(terminal.feed, 0, master)
                 feeding.start_soon(_follow_size, command)
                 feeding.start_soon(_suspend, command, cooked)
-                feeding.start_soon(_forward_signals, command)
+                feeding.start_soon(_forward_signals, command, received)
                 async with trio.open_nursery() as draining:
                     draining.start_soon(terminal.drain, master, 1)
                     exit_ = await command.wait()
@@ -215,12 +228,10 @@ async def _follow_size(command: Command) -> None:
             command.resize(*terminal.size_of(1))
 
 
-async def _forward_signals(command: Command) -> None:
+async def _forward_signals(command: Command, received: AsyncIterator[int]) -> None:
     """What reaches us is meant for the command; keys of a raw terminal go through the pty instead."""
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    with trio.open_signal_receiver(*wanted) as received:
-        async for number in received:
-            await command.signal(number)
+    async for number in received:
+        await command.signal(number)
 
 
 async def _suspend(command: Command, cooked: Any) -> None:
