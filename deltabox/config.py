@@ -317,7 +317,9 @@ def checked(config: Config, values: dict[str, Any], *, source: str) -> Config:
                         f"{source}: [{table}] {_shown(min(unknown))} is not a setting; it knows {known}."
                     )
                 numbers = {
-                    key: _size(value) if isinstance(value, str) else value
+                    key: _size(value, f"{source}: [{table}] {key}: ")
+                    if isinstance(value, str)
+                    else value
                     for key, value in values[table].items()
                 }
                 whole = TypeAdapter(dict[str, int]).validate_python(numbers, strict=True)
@@ -334,13 +336,13 @@ def checked(config: Config, values: dict[str, Any], *, source: str) -> Config:
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def _size(text: str) -> int:
-    """`512M`, `2G`, `1048576` as bytes. Raises BadUsage."""
+def _size(text: str, named: str) -> int:
+    """`512M`, `2G`, `1048576` as bytes. Raises BadUsage that begins with `named`."""
     body = text.strip().upper().removesuffix("IB").removesuffix("B")
     number, unit = (body[:-1], body[-1]) if body[-1:] in "KMGT" and body else (body, "")
     # isdigit() alone is true of superscripts, which int() refuses; int() of thousands of digits too.
     if not (number.isascii() and number.isdigit() and len(number) <= 20):
-        raise BadUsage(f"{text!r} is no size; write it like 512M or 2G.")
+        raise BadUsage(f"{named}{text[:40]!r} is no size; write it like 512M or 2G.")
     return int(number) * _UNITS[unit]
 
 
@@ -359,7 +361,7 @@ def with_limits(config: Config, assignments: list[str]) -> Config:
         if not sep or key not in Limits.__dataclass_fields__:
             known = ", ".join(Limits.__dataclass_fields__)
             raise BadUsage(f"--limit {assignment}: write K=V with K one of {known}.")
-        values[key] = _size(value)
+        values[key] = _size(value, f"--limit {key}: ")
         _in_range(f"--limit {key}", key, values[key])
     return replace(config, limits=replace(config.limits, **values)) if values else config
 
