@@ -61,11 +61,21 @@ def error_from(body: dict[str, Any]) -> errors.DeltaboxError:
     data = body.get("data")
     if not isinstance(data, dict):
         data = {}
-    known = {
-        cls.host_code: cls
+    classes = [
+        cls
         for cls in vars(errors).values()
         if isinstance(cls, type) and issubclass(cls, errors.DeltaboxError)
+    ]
+    named = {cls.host_code: cls for cls in classes}
+    # A finer code than the class's own (INVALID_PARAMS) stays in `data`; the number tells the class.
+    numbered = {cls.rpc_code: cls for cls in reversed(classes)}
+    code = str(data.get("code", ""))
+    cls = named.get(code) or numbered.get(_number(body.get("code")), errors.Failed)
+    rest = {
+        k: v for k, v in data.items() if k != "exitStatus" and (k, v) != ("code", cls.host_code)
     }
-    cls = known.get(str(data.get("code", "")), errors.Failed)
-    rest = {k: v for k, v in data.items() if k not in ("code", "exitStatus")}
     return cls(str(body.get("message", "The owner refused.")), **rest)
+
+
+def _number(code: Any) -> int:
+    return code if isinstance(code, int) else 0

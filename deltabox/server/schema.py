@@ -148,3 +148,11 @@ def _type(value: dict[str, Any]) -> str:
         return f"[{_type(value.get('items', {}))}]"
     bounds = [f"{value[k]}" for k in ("minimum", "maximum") if k in value]
     return f"{kind} {'…'.join(bounds)}" if len(bounds) == 2 else kind
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    page = Path(sys.argv[1])
+    page.write_text(spliced(page.read_text("utf-8")), "utf-8")

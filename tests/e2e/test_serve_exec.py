@@ -8,6 +8,7 @@ import trio
 
 from deltabox import client
 from deltabox.errors import BadUsage, DeltaboxError, NotFound, Refused, StaleVersion
+from deltabox.protocol import jsonrpc
 from tests.e2e.serving import World, until_gone
 
 pytestmark = [pytest.mark.overlay, pytest.mark.bwrap]
@@ -111,8 +112,8 @@ async def test_cancelling_the_request_ends_the_command_and_the_queue_goes_on(wor
     async with world.session() as session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session.run, "sleep 7102")
-            while "began" not in os.listdir(world.state / "sessions" / session.id / "upper"):
-                await trio.sleep(0.01)
+            while "running" not in await _states(session):
+                pass
             nursery.cancel_scope.cancel()
         done = await session.run("echo next")
         assert done["stdout"] == "next\n"
@@ -154,7 +155,7 @@ async def test_foreground_commands_run_in_the_order_they_were_asked(world: World
             % (1000 + n, session.id.encode(), n)
             for n in range(20)
         )
-        await session.client._stream.send_all(lines)
+        await session.client._send(lines)
         done = await session.run("cat order")
     assert done["stdout"].split() == [str(n) for n in range(20)]
 
@@ -163,13 +164,12 @@ async def test_file_mutations_and_commands_wait_for_each_other(world: World) -> 
     async with world.session() as session:
         write = {"session": session.id, "path": "late.txt", "data": "x"}
         async with session.exec("read line; ls", stdin="pipe") as first:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(lambda: session.client.call("fs.write", **write))
-                # Reads are not held up, so this one tells that the write has had its chance.
-                assert await session.read("b.txt") == b"b\n"
-                await first.write("\n")
-                assert (await anext(first))[1] == b"a.txt\nb.txt\n"
-                await first.wait()
+            await session.client._send(jsonrpc.request(9000, "fs.write", write))
+            # Asked later and not held up: it tells that the write has had its chance.
+            assert await session.read("b.txt") == b"b\n"
+            await first.write("\n")
+            assert (await anext(first))[1] == b"a.txt\nb.txt\n"
+            await first.wait()
         assert "late.txt" in (await session.run("ls"))["stdout"]
 
 
@@ -237,9 +237,11 @@ async def test_a_terminal_has_job_control_and_a_size(world: World) -> None:
             assert b"11 33\r\n" in seen
             assert b"/dev/pts/" in seen
             await shell.resize(22, 44)
-            await shell.write("stty size; sleep 7103\n")
-            await _until(shell, b"22 44\r\n")
-            await shell.write(b"\x03")  # Ctrl-C ends the sleep, not the shell
+            await shell.write("stty size; python3 -c 'print(3 * 7, flush=True); input()'\n")
+            seen = await _until(shell, b"\r\n21\r\n")
+            assert b"22 44\r\n" in seen
+            await shell.write(b"\x03")  # Ctrl-C ends the program, not the shell
+            await _until(shell, b"KeyboardInterrupt")
             await shell.write("echo still$((1+1))\n")
             await _until(shell, b"still2")
             # A terminal does not hold the queue up.
