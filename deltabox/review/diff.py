@@ -6,6 +6,7 @@ Reads both sides by descriptors and writes nothing. What may be committed is the
 import errno
 import os
 import stat
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from deltabox.paths import Tree, WorkspacePath, display, is_within, name, parent
 from deltabox.review import gitunit, risk
 from deltabox.review.digest import digest
 from deltabox.review.model import Change, ChangeKind, Conflict, Review
-from deltabox.review.patch import hunks_of, line_stats
+from deltabox.review.patch import hunks_of, line_count, line_stats
 
 # Above this a side is hashed as a stream and has no line diff: libgit2 takes about 1 s for two
 # unlike sides of 8 MiB, and nobody reads such a diff.
@@ -51,7 +52,7 @@ class _Content(msgspec.Struct):
     def lines(self) -> int | None:
         if self.data is None or self.is_binary:
             return None
-        return self.data.count(b"\n") + (self.data[-1:] not in (b"", b"\n"))
+        return line_count(self.data)
 
 
 def build(
@@ -62,7 +63,7 @@ def build(
     drifted: Collection[WorkspacePath] = (),
     authors: Mapping[WorkspacePath, Sequence[str]] | None = None,
     ours: Mapping[WorkspacePath, Fingerprint] | None = None,
-    detail: Literal["stat", "full"] = "stat",
+    detail: Literal["bare", "stat", "full"] = "stat",
     text_limit_bytes: int = TEXT_LIMIT_BYTES,
     is_moving: bool = False,
 ) -> Review:
@@ -75,11 +76,12 @@ def build(
         since_ns: when the session began, by the clock of the base's file system.
         drifted: paths whose base was already newer than the session at first touch.
         authors: who made a path change, shown as it is. ours: what earlier commits left in the base.
-        detail: `full` adds hunks; patch text is `review.text.patch`'s, on demand.
+        detail: `bare` leaves out line counts, which is enough to decide (same changes, same digest);
+            `full` adds hunks; patch text is `review.text.patch`'s, on demand.
     Raises: OSError when a side cannot be listed; a file or directory that cannot be read becomes a
         change that is refused, with the reason.
     """
-    looked = _Look(merged, text_limit_bytes, detail == "full")
+    looked = _Look(merged, text_limit_bytes, detail)
     changes: list[Change] = []
     deleted: dict[bytes, Node] = {}
     for touched in merged.changed():
@@ -103,8 +105,11 @@ def build(
 class _Look:
     """Reads both sides of touched paths; one per review."""
 
-    def __init__(self, merged: Merged, limit: int, with_hunks: bool) -> None:
-        self.merged, self.limit, self.with_hunks = merged, limit, with_hunks
+    def __init__(
+        self, merged: Merged, limit: int, detail: Literal["bare", "stat", "full"]
+    ) -> None:
+        self.merged, self.limit = merged, limit
+        self.with_counts, self.with_hunks = detail != "bare", detail == "full"
 
     def compare(self, touched: Touched) -> Change | None:
         before, after = touched.before, touched.after
@@ -174,7 +179,7 @@ class _Look:
         change.risk = risk.assess(path, old_data, new.data)
         change.large = new.data is None or (old is not None and old.data is None)
         change.binary = new.is_binary or (old is not None and old.is_binary)
-        if not change.large and not change.binary:
+        if self.with_counts and not change.large and not change.binary:
             if old_data is not None and new.data is not None:
                 change.removed, change.added = line_stats(old_data, new.data)
             else:
@@ -193,7 +198,7 @@ class _Look:
             change.old_link = before.tree.readlink(path)
         elif before.kind == "file":
             change.size_before = before.st.st_size
-            content = self._read_or_none(before)
+            content = self._read_or_none(before) if self.with_counts else None
             if content is not None:
                 change.removed = content.lines
                 change.added = 0
@@ -256,29 +261,32 @@ class _Look:
                 gone.setdefault(change.size_before, []).append(change)
         if not gone:
             return changes
-        sums: dict[bytes, str | None] = {}
-        used: set[bytes] = set()
         new = [
             c
             for c in changes
             if c.kind == "added" and c.type == "file" and c.size_after in gone and not c.refused
             if gitunit.unit_of(c.path) is None
         ]
+        # By content and name, and by content alone; each list in path order, taken from the front.
+        named: dict[tuple[str, bytes], deque[Change]] = {}
+        alike: dict[str, deque[Change]] = {}
+        for size in {c.size_after for c in new}:
+            for old in gone[size or 0]:
+                content = self._read_or_none(deleted[old.path])
+                if content is not None:
+                    sha256 = content.sha256 or _sha256(content)
+                    named.setdefault((sha256, _last(old.path)), deque()).append(old)
+                    alike.setdefault(sha256, deque()).append(old)
+        used: set[bytes] = set()
         for is_same_name in (True, False):
             for change in new:
-                if change.origin is not None or change.size_after is None:
+                if change.origin is not None or change.sha256 is None:
                     continue
-                for old in gone[change.size_after]:
-                    if old.path in used:
-                        continue
-                    if is_same_name and _last(old.path) != _last(change.path):
-                        continue
-                    if old.path not in sums:
-                        content = self._read_or_none(deleted[old.path])
-                        sums[old.path] = (
-                            None if content is None else content.sha256 or _sha256(content)
-                        )
-                    if sums[old.path] == change.sha256:
+                key = (change.sha256, _last(change.path))
+                olds = named.get(key) if is_same_name else alike.get(change.sha256)
+                while olds:
+                    old = olds.popleft()
+                    if old.path not in used:
                         used.add(old.path)
                         _fold(change, old)
                         break
