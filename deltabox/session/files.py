@@ -170,7 +170,8 @@ class Files:
             try:
                 return act(self._allowed(path))
             except OSError as exc:
-                if exc.errno != errno.ELOOP:
+                # ENOTDIR: the last component before the name was a link (or a file: told below).
+                if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
             self.tree.forget()
             return act(self.resolved(path, last=last))

@@ -131,14 +131,15 @@ def _back_inside(project: bytes, target: bytes, path: bytes) -> list[bytes]:
     Only the way up to the project is folded: below it `..` is the walk's business.
     """
     kept: list[bytes] = []
-    parts = target.split(b"/")
-    for n, part in enumerate(parts):
+    parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+    for n, part in enumerate(parts, 1):
         if part == b"..":
             del kept[-1:]
-        elif part not in (b"", b"."):
+        else:
             kept.append(part)
-        if b"/" + b"/".join(kept) == project:
-            return parts[n + 1 :][::-1]
+        # Going up again from the project is not coming into it (and would be walked for ever).
+        if b"/" + b"/".join(kept) == project and parts[n : n + 1] != [b".."]:
+            return parts[n:][::-1]
     raise Refused(
         f"{display(path)} goes through a link that leaves the project (to {display(target)}); "
         "name the file there itself, if you mean it."
