@@ -90,7 +90,8 @@ class TouchWatcher:
         self._known.difference_update(paths)
 
     def restart(self, upper: Tree) -> None:
-        """Watch another upper after a restack; fingerprints taken so far stay known."""
+        """Watch another upper after a restack; what is known stays, what was not drained yet too."""
+        self._start = self.drain()
         for wd in self._path_of:
             _libc.inotify_rm_watch(self.fd, ctypes.c_int(wd))
         self._path_of.clear()
