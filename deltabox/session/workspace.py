@@ -303,7 +303,11 @@ class Workspace:
         """Take first touches as they happen, and keep common versions beside; runs till cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._watcher.fd)
+            began = trio.current_time()
             self._take(self._watcher.drain())
+            # A command that makes files by the thousand shall not pay for being watched: at most a
+            # fifth of one core, also where each look is a walk (queue overflow, no more watches).
+            await trio.sleep(max(0.01, 4 * (trio.current_time() - began)))
 
     async def keep(self) -> None:
         """Keep common versions of what was touched first, apart from the watch, which must not wait
