@@ -6,7 +6,7 @@ Pure: gets bytes, gives a tier and a reason. Must not decide what is committed; 
 import json
 from typing import Any
 
-from deltabox.paths import WorkspacePath, name
+from deltabox.paths import WorkspacePath, display, name
 from deltabox.review.model import Risk, Tier
 
 # Read by a shell at start, or by direnv on `cd`: they run without any further act of a person.
@@ -118,7 +118,9 @@ def assess(path: WorkspacePath, before: bytes | None, after: bytes | None) -> Ri
     if base_name in (b"config", b".gitmodules", b"config.worktree", b".gitconfig"):
         keys = program_keys(after) - program_keys(before or b"")
         if keys:
-            shown = ", ".join(sorted(f"{key}" for key, _ in keys))
+            shown = ", ".join(
+                sorted(display(key.encode("utf-8", "surrogateescape")) for key, _ in keys)
+            )
             return Risk("refused", f"git configuration that starts programs: {shown}")
     if base_name == b"package.json":
         return _package_scripts(before, after)
