@@ -19,7 +19,7 @@ import trio
 
 from deltabox.errors import BadUsage, Failed, NotDirectory, NotFound, PermissionDenied
 from deltabox.isolation.running import Pipes
-from deltabox.paths import Tree, WorkspacePath, join
+from deltabox.paths import Tree, WorkspacePath, join, parent
 from deltabox.session import pattern as globs
 from deltabox.session.workspace import Running, Workspace
 
@@ -165,9 +165,9 @@ async def grep(
 
 
 def _flags(asked: Asked) -> list[str]:
-    # No configuration file, no ignore file from outside the project: the same answer on each machine.
+    # No configuration and no ignore file of the person's: the same answer on each machine.
     flags = ["--no-config", "--no-messages", "--no-require-git", "--no-ignore-global"]
-    flags += ["--no-ignore-parent", "--sort=path", "--color=never"]
+    flags += ["--sort=path", "--color=never"]
     if not asked.ignore:
         flags.append("--no-ignore")
     if asked.hidden:
@@ -257,7 +257,8 @@ def _walk(workspace: Workspace, asked: Asked) -> Iterator[WorkspacePath]:
     """Files below `at` that no ignore file leaves out. In a thread; cancellable."""
     with workspace.files() as files:
         tree = files.tree
-        todo: list[tuple[WorkspacePath, list[tuple[WorkspacePath, Any]]]] = [(asked.at, [])]
+        above = _rules_above(tree, asked.at) if asked.ignore else []
+        todo: list[tuple[WorkspacePath, list[tuple[WorkspacePath, Any]]]] = [(asked.at, above)]
         while todo:
             trio.from_thread.check_cancelled()
             folder, rules = todo.pop()
@@ -278,6 +279,16 @@ def _walk(workspace: Workspace, asked: Asked) -> Iterator[WorkspacePath]:
                     todo.append((path, rules))
                 elif stat.S_ISREG(st.st_mode):
                     yield path
+
+
+def _rules_above(tree: Tree, folder: WorkspacePath) -> list[tuple[WorkspacePath, Any]]:
+    """Of the folders that hold `folder`, the root's first."""
+    found: list[tuple[WorkspacePath, Any]] = []
+    at = folder
+    while at:
+        at = parent(at)
+        found = [*_rules(tree, at), *found]
+    return found
 
 
 def _rules(tree: Tree, folder: WorkspacePath) -> list[tuple[WorkspacePath, Any]]:

@@ -3,7 +3,7 @@
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,14 +98,15 @@ async def test_a_stale_version_is_refused_before_anything_is_written(
             version = files.read(p("a")).version
             current = written(files, "a", b"theirs").version
             state = files.lstat(p("a")), files.tree.names()
-            for act in (
+            acts: list[Callable[[Change], None]] = [
                 lambda c: files.write(p("a"), b"mine", c, expected=version),
                 lambda c: files.edit(p("a"), b"theirs", b"mine", c, expected=version),
                 lambda c: files.remove(p("a"), c, expected=version),
                 lambda c: files.rename(p("a"), p("z"), c, expected=version),
                 lambda c: files.write(p("absent"), b"mine", c, expected=version),
                 lambda c: files.edit(p("absent"), b"x", b"y", c, expected=version),
-            ):
+            ]
+            for act in acts:
                 with pytest.raises(StaleVersion):
                     act(Change())
             assert (files.lstat(p("a")), files.tree.names()) == state
@@ -131,7 +132,9 @@ async def test_a_large_file_s_version_changes_with_every_change_of_it(
 @pytest.mark.parametrize(
     ("size", "window"), [(5000, (4090, 20)), (HASH_BYTES + 5000, (HASH_BYTES, 9)), (10, (50, 5))]
 )
-def test_a_window_of_bytes_is_exactly_those(tmp_path: Path, size: int, window: tuple[int, int]) -> None:
+def test_a_window_of_bytes_is_exactly_those(
+    tmp_path: Path, size: int, window: tuple[int, int]
+) -> None:
     data = bytes(i % 251 for i in range(size))
     (tmp_path / "f").write_bytes(data)
     fd = os.open(tmp_path / "f", os.O_RDONLY)
@@ -385,7 +388,11 @@ async def test_links_inside_the_project_are_followed_into_the_view_only(
             assert files.stat(p("rel/b")) == files.lstat(p("rel/b")) == files.stat(p("src/b"))
             assert files.read(p("src/fresh")).data == b"made"
             assert files.resolved(p("src/round")) == b"src/b"
-            assert [n for n, _, _ in files.listing(p("rel"), limit=9)[0]] == [b"b", b"fresh", b"round"]
+            assert [n for n, _, _ in files.listing(p("rel"), limit=9)[0]] == [
+                b"b",
+                b"fresh",
+                b"round",
+            ]
     assert listing(project) == before
 
 
@@ -589,35 +596,31 @@ async def test_root_lends_the_agent_no_rights_over_files(tmp_path: Path, project
 # what a name means
 
 
-@pytest.fixture(scope="module")
-def names() -> Iterator[dict[bytes, bytes | None]]:
-    """A sent path → the project's own path, or None for the host's."""
-    yield {
-        b"": b"",
-        b".": b"",
-        b"a": b"a",
-        b"./a//b/": b"a/b",
-        b"a/../b": b"b",
-        b"/h/p": b"",
-        b"/h/p/": b"",
-        b"/h/p/a": b"a",
-        b"/h//p/./x/../a": b"a",
-        b"../p/a": b"a",
-        b"..": None,
-        b"../pp": None,
-        b"/h/pp/a": None,
-        b"/h/p/../q": None,
-        b"/": None,
-        b"/etc/passwd": None,
-        b"a/../../../etc/passwd": None,
-        b"..a": b"..a",
-    }
+# A sent path → the project's own path, or None for the host's.
+NAMES: dict[bytes, bytes | None] = {
+    b"": b"",
+    b".": b"",
+    b"a": b"a",
+    b"./a//b/": b"a/b",
+    b"a/../b": b"b",
+    b"/h/p": b"",
+    b"/h/p/": b"",
+    b"/h/p/a": b"a",
+    b"/h//p/./x/../a": b"a",
+    b"../p/a": b"a",
+    b"..": None,
+    b"../pp": None,
+    b"/h/pp/a": None,
+    b"/h/p/../q": None,
+    b"/": None,
+    b"/etc/passwd": None,
+    b"a/../../../etc/passwd": None,
+    b"..a": b"..a",
+}
 
 
-def test_a_name_means_the_view_exactly_when_it_lies_below_the_project(
-    names: dict[bytes, bytes | None],
-) -> None:
-    for raw, meant in names.items():
+def test_a_name_means_the_view_exactly_when_it_lies_below_the_project() -> None:
+    for raw, meant in NAMES.items():
         found = locate(raw, b"/h/p")
         assert (None if isinstance(found, OnHost) else found) == meant, raw
     for bad in (b"a\0b", b"/h/p/a\0", b"x" * 300):
