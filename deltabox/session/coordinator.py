@@ -124,38 +124,45 @@ async def owning(
     folder: Folder = projects.folder_of(where, session.id)
     state: SessionState = next_session("running" if session.state == "running" else "idle", "own")
     make_private(where.runtime, (where.uid, where.gid))
-    with locked(folder.lock, what=f"Session {session.id}"):
-        recovery.resume(store, where, session.id)
-        if not checkpoint.is_empty(folder.upper):
-            # What earlier commands left can be gone back to, whatever the next one does.
-            checkpoint.create(store, where, session.id, label="before the next command")
-        store.update_session(
-            session.id,
-            state=state,
-            pid=os.getpid(),
-            pid_start=process_start(os.getpid()),
-            socket=str(socket_of(where, session.id)),
-            isolation=settings.isolation,
-            network=settings.network,
-            settings=msgspec.json.encode(settings).decode(),
-        )
-        try:
-            async with open_workspace(
-                store, where, store.session(session.id), settings, folder, argv=argv, cwd=cwd
-            ) as workspace:
-                yield workspace
-        finally:
-            # Overlay's own folder: under sudo it is root's, and nobody else could remove it.
-            remove_tree(folder.work)
+    is_ours = False
+    try:
+        with locked(folder.lock, what=f"Session {session.id}"):
+            is_ours = True
+            recovery.resume(store, where, session.id)
+            if not checkpoint.is_empty(folder.upper):
+                # What earlier commands left can be gone back to, whatever the next one does.
+                checkpoint.create(store, where, session.id, label="before the next command")
             store.update_session(
                 session.id,
-                state=next_session(state, "rest"),
-                pid=None,
-                pid_start=None,
-                socket=None,
+                state=state,
+                pid=os.getpid(),
+                pid_start=process_start(os.getpid()),
+                socket=str(socket_of(where, session.id)),
+                isolation=settings.isolation,
+                network=settings.network,
+                settings=msgspec.json.encode(settings).decode(),
             )
-            Pending(store, where, session.id).settle()
-    tidy(store, where, session.id)
+            try:
+                async with open_workspace(
+                    store, where, store.session(session.id), settings, folder, argv=argv, cwd=cwd
+                ) as workspace:
+                    yield workspace
+            finally:
+                # Overlay's own folder: under sudo it is root's, and nobody else could remove it.
+                remove_tree(folder.work)
+                store.update_session(
+                    session.id,
+                    state=next_session(state, "rest"),
+                    pid=None,
+                    pid_start=None,
+                    socket=None,
+                )
+                Pending(store, where, session.id).settle()
+    finally:
+        # Also after a refusal: a session that never ran anything is not left behind. Not after
+        # SessionBusy: it is somebody else's.
+        if is_ours:
+            tidy(store, where, session.id)
 
 
 def socket_of(where: Places, session: SessionId) -> Path:

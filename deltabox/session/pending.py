@@ -88,6 +88,8 @@ class Pending:
         row = self._store.review_of(self._id)
         if row is not None and not paths:
             self._store.set_shown(row.id, review.digest)
+        if self._live is None and not review.changes and not self._holds_checkpoints():
+            self._settle("settle", review)
         return found
 
     def commit(
@@ -120,7 +122,7 @@ class Pending:
         self._flatten(check)
         session = self._session
         with project.writing(self._where, session.project), self._looking() as look:
-            review = look.review("stat")
+            review = look.review("bare")
             if not review.changes:
                 if self._live is None:
                     self._settle("settle", review)
@@ -147,7 +149,7 @@ class Pending:
         self._flatten(lambda look, review: self._selected(look, review, paths))
         session = self._session
         with self._looking() as look:
-            review = look.review("stat")
+            review = look.review("bare")
             gone = self._selected(look, review, paths)
             if not review.changes:
                 if self._live is None:
@@ -181,7 +183,7 @@ class Pending:
         with self._looking() as look:
             self._discard(look, chosen, Path(row.folder))
         with self._looking() as look:
-            review = look.review("stat")
+            review = look.review("bare")
         with self._store.transaction():
             gone = {t.path for t in trash.touches_of(row)}
             self._discarded(row, review, {*gone, *(chosen or ())})
@@ -243,17 +245,20 @@ class Pending:
         It stays open while a checkpoint holds what the view no longer shows: that is undecided too.
         """
         with self._looking() as look:
-            review = look.review("stat")
+            review = look.review("bare")
         if review.changes:
             self._store.open_review(self._id)
             return False
-        if checkpoint.holds_something(self._store, self._session):
+        if self._holds_checkpoints():
             self._store.open_review(self._id)
             return True
         self._settle("settle", review)
         return True
 
     # inside
+
+    def _holds_checkpoints(self) -> bool:
+        return checkpoint.holds_something(self._store, self._session)
 
     def _flatten(self, check: Callable[["_Look", Review], object]) -> None:
         """A quiet delta is decided on as one layer; its checkpoints end with the decision.
@@ -265,7 +270,7 @@ class Pending:
         if not (checkpoint.stack_of(self._session) or self._store.checkpoints(self._id)):
             return
         with self._looking() as look:
-            check(look, look.review("stat"))
+            check(look, look.review("bare"))
         checkpoint.flatten(self._store, self._where, self._id)
 
     @contextmanager
@@ -445,7 +450,7 @@ class _Look:
     live: Live | None
     upper: Path
 
-    def review(self, detail: Literal["stat", "full"]) -> Review:
+    def review(self, detail: Literal["bare", "stat", "full"]) -> Review:
         settings = settings_of(self.session)
         touches = self.store.touches(self.session.id)
         prints: dict[WorkspacePath, Fingerprint | None] = {
