@@ -165,7 +165,8 @@ class _Look:
         if foreign and before is not None and before.kind == "file":
             foreign = sorted(set(foreign) - set(foreign_xattrs(before.tree, before.path)))
         if foreign:
-            change.notes.append(f"extended attributes stay out: {', '.join(foreign)}")
+            shown = ", ".join(display(os.fsencode(attribute)) for attribute in foreign)
+            change.notes.append(f"extended attributes stay out: {shown}")
         if old is not None and self._is_equal(before, old, after, new):
             change.sha256 = new.sha256 or _sha256(new)
             change.size_before = old.size
