@@ -105,6 +105,8 @@ def resolve(
     forbidden = (Path("/"), home, *hidden)
     kept: list[Path] = []
     for path in sorted({Path(os.path.realpath(p)) for p in needed}):
+        if not path.exists():
+            continue  # a `#!` line can name anything; starting the command will tell
         if any(_within(path, root) for root in (*_SYSTEM, project, *kept)):
             continue
         if any(_within(place, path) for place in forbidden) or any(
@@ -219,8 +221,8 @@ def _interpreters(file: Path, path_env: str) -> list[Path]:
     if not first.startswith(b"#!"):
         return []
     words = os.fsdecode(first[2:]).split()
-    if not words or not words[0].startswith("/"):
-        return []
+    if not words or not words[0].startswith("/") or not os.path.exists(words[0]):
+        return []  # what is not there cannot be shown; starting the script tells so, as env(1) does
     found = [Path(words[0])]
     if Path(words[0]).name == "env":
         # `env -S prog args` and `env VAR=1 prog`; options other than -S take no value in scripts.
