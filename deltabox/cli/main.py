@@ -1,5 +1,6 @@
 """Dispatch: one verb, one call, one exit status; a deliberate error becomes one sentence."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -69,6 +70,9 @@ def _load(verb: str) -> Callable[[Any], int]:
 
     module, function = VERBS[verb]
     found: Callable[[Any], int] = getattr(importlib.import_module(module), function)
+    # What the imports made stays to the end; no collection need look at it again.
+    gc.freeze()
+    gc.enable()
     return found
 
 
