@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from typing_extensions import override
+
 from deltabox.engines.delta import Fingerprint, Merged, is_whiteout, make_whiteout, prune
 from deltabox.paths import Tree, WorkspacePath
 from tests.review.kit import Bench, Model, make_upper, read_merged, read_tree, write_tree
@@ -84,7 +86,8 @@ def test_untouched_base_directories_are_never_opened(bench: Bench) -> None:
     opened: list[bytes] = []
 
     class Watched(Tree):
-        def open_at(self, path: WorkspacePath, flags: int, *, mode: int = 0) -> int:
+        @override
+    def open_at(self, path: WorkspacePath, flags: int, *, mode: int = 0) -> int:
             opened.append(path)
             return super().open_at(path, flags, mode=mode)
 
