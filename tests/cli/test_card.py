@@ -328,3 +328,13 @@ def test_a_path_that_is_no_text_comes_back_from_the_card_as_its_bytes() -> None:
     result: dict[str, Any] = {"path": "x\\xff", "pathB64": "eP8="}
     assert card.path_of(result) == b"x\xff"
     assert card.path_of({"path": "é"}) == "é".encode()
+
+
+def test_an_extended_attributes_name_cannot_act_on_the_terminal(case: Case) -> None:
+    try:
+        os.setxattr(case.upper / "new", os.fsencode("user.\x1b[2J"), b"x")
+    except OSError as exc:
+        pytest.skip(f"no extended attributes here: {exc}")
+    shown = card.render(case.desk.diff())
+    assert "extended attributes stay out" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
