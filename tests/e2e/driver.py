@@ -5,6 +5,7 @@ Knows deltabox only from outside: argv, streams, files, statuses. Imports nothin
 
 import contextlib
 import copy
+import ctypes
 import json
 import os
 import select
@@ -69,7 +70,6 @@ class Box:
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "PATH": SYSTEM_PATH,
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
         for name in os.environ:  # for a copy of the sources under test, and for measuring coverage
             if name == "PYTHONPATH" or name.startswith("COVERAGE_"):
@@ -307,5 +307,33 @@ def dying(pids: Sequence[int]) -> Iterator[Callable[[], list[int]]]:
             os.close(fd)
 
 
-def interrupt(process: "subprocess.Popen[bytes]", number: int = signal.SIGINT) -> None:
-    process.send_signal(number)
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[Callable[[], int]]:
+    """Whatever loses its parent below us becomes our child; yields how many such there were.
+
+    The count waits for each to end, so that one that is just dying counts like one that stays; one
+    that stays for ever is killed, and fails the test.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_child_subreaper = 36
+    assert libc.prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+
+    def count() -> int:
+        number = 0
+        while pids := descendants(os.getpid()):
+            number += 1
+            fd = os.pidfd_open(pids[0])
+            try:
+                if not select.select([fd], [], [], PATIENCE_S)[0]:
+                    os.kill(pids[0], signal.SIGKILL)
+                    raise AssertionError(f"process {pids[0]} stays")
+            finally:
+                os.close(fd)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pids[0], 0)
+        return number
+
+    try:
+        yield count
+    finally:
+        libc.prctl(set_child_subreaper, 0, 0, 0, 0)

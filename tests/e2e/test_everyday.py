@@ -223,14 +223,6 @@ def make_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_venv_is_the_same(box: Box) -> None:
-    script = """
-    python3 -m venv --without-pip env
-    head -n 2 env/bin/activate.csh; env/bin/python -c 'import sys; print(sys.prefix, sys.executable)'
-    """
-    check_same_outcome(box, textwrap.dedent(script))
-
-
 @pytest.mark.slow  # pip unpacks itself
 def test_script_that_pip_installed_works_inside_and_after_commit(box: Box) -> None:
     make_wheel(box.project)

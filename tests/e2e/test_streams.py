@@ -61,18 +61,18 @@ def test_input_nobody_reads_does_not_hold_the_end(box: Box) -> None:
     assert box.deltabox("run", "--", "true", stdin=b"x" * MIB).status == 0
 
 
-@pytest.mark.parametrize("status", [0, 1, 3, 42, 125, 255])
-def test_status_is_the_commands_own(box: Box, status: int) -> None:
-    assert box.deltabox("run", "--", "sh", "-c", f"exit {status}").status == status
+def test_status_is_the_commands_own(box: Box) -> None:
+    for status in (1, 3, 125, 255):
+        assert box.deltabox("run", "--", "sh", "-c", f"exit {status}").status == status
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL", "SEGV"])
-def test_command_killed_by_a_signal_ends_as_a_shell_says_it(box: Box, name: str) -> None:
-    number = signal.Signals[f"SIG{name}"]
-    done = box.deltabox("run", "--", "sh", "-c", f"echo x > f; kill -{name} $$")
-    assert done.status == 128 + number
+def test_command_killed_by_a_signal_ends_as_a_shell_says_it(box: Box) -> None:
+    numbers = (signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV)
+    for number in numbers:
+        done = box.deltabox("run", "--", "sh", "-c", f"echo x >> f; kill -{int(number)} $$")
+        assert done.status == 128 + number
     turns = box.deltabox("diff", "--json").ok().json["turns"]
-    assert [(turn["code"], turn["signal"]) for turn in turns] == [(None, number)]
+    assert [(turn["code"], turn["signal"]) for turn in turns] == [(None, n) for n in numbers]
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
