@@ -61,6 +61,7 @@ class Config:
     network: str = "host"
     review: str = "ask"
     durability: str = "fast"
+    checkpoints: str = "auto"  # after each command that changed something, or `off`
     deny: tuple[str, ...] = ()
     ro: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
@@ -223,6 +224,7 @@ _USER_KEYS = {
     ("pass", "paths"): "passes",
     ("review", "mode"): "review",
     ("review", "durability"): "durability",
+    ("review", "checkpoints"): "checkpoints",
 }
 
 
@@ -289,6 +291,7 @@ def checked(config: Config, values: dict[str, Any], *, source: str) -> Config:
         "network": NetworkName,
         "review": ReviewMode,
         "durability": Literal["fast", "strict"],
+        "checkpoints": Literal["auto", "off"],
         "profile": Literal["read-only", "workspace-write", "read-write"],
         "nest": bool,
         **dict.fromkeys(("deny", "ro", "passes", "env"), tuple[str, ...]),

@@ -723,6 +723,18 @@ class Store:
         )
         return [Checkpoint(*row) for row in rows]
 
+    def named_checkpoints(self, session: SessionId, named: str) -> list[Checkpoint]:
+        """Those of that id or label, else those whose id begins so; oldest first."""
+        for term in ("id=?2 OR label=?2", "length(?2)>=3 AND substr(id, 1, length(?2))=?2"):
+            rows = self._db.execute(
+                "SELECT id, session, at_ns, label, mode, generation, turn, stack FROM checkpoints"
+                f" WHERE session=?1 AND ({term}) ORDER BY at_ns, rowid",
+                (session, named),
+            ).fetchall()
+            if rows:
+                return [Checkpoint(*row) for row in rows]
+        return []
+
     def drop_checkpoints(self, session: SessionId) -> None:
         self._db.execute("DELETE FROM checkpoints WHERE session=?", (session,))
 

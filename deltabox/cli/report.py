@@ -75,6 +75,8 @@ def describe(event: dict[str, Any]) -> str:
             return f"discarded {text.plural(event['paths'], 'change')} into trash {event['trash']}"
         case "checkpoint":
             return f"checkpoint {event['checkpoint']} {event['label']}".rstrip()
+        case "checkpoint.skipped":
+            return f"no checkpoint: {event['reason']}"
         case "undo.abort":
             return f"took {event['trash']} out of the trash for review"
         case "undo":

@@ -19,7 +19,14 @@ import trio
 from deltabox.config import Config, Places
 from deltabox.engines import probe
 from deltabox.engines.base import View
-from deltabox.errors import BadUsage, NotFound, SessionRunning
+from deltabox.errors import (
+    BadUsage,
+    DeltaboxError,
+    EngineUnavailable,
+    Failed,
+    NotFound,
+    SessionRunning,
+)
 from deltabox.isolation import command as commands
 from deltabox.isolation import host, none, policy, sandbox
 from deltabox.isolation.policy import Facts, Network, Profile, Wish
@@ -97,6 +104,13 @@ class Workspace:
         self._denied = tuple(parse(word) for word in settings.deny)
         self._fixed = tuple(parse(word) for word in settings.ro)
         self._decisions = trio.Lock()
+        self._restacking = (
+            trio.Lock()
+        )  # held while layers change, and while a command counts itself
+        self._starting = 0  # commands from their beginning until their last process is gone
+        self._broken: DeltaboxError | None = None
+        self._is_marked = True  # nothing has changed since the last checkpoint
+        self._last_turn: int | None = None
 
     @property
     def generation(self) -> int:
@@ -149,7 +163,17 @@ class Workspace:
             rlimits=(("core", self.settings.limits.core), ("nofile", self.settings.limits.nofile)),
         )
         built = policy.build(self._facts, wish)
-        turn = self._begin(argv, wish) if is_journaled else None
+        if is_journaled:
+            await self._mark()
+        async with self._restacking:  # from here on the view is not restacked
+            if self._broken is not None:
+                raise self._broken
+            self._starting += 1
+        try:
+            turn = self._begin(argv, wish) if is_journaled else None
+        except BaseException:
+            self._starting -= 1
+            raise
         words = [os.fsencode(word) for word in argv]
         exit_: Exit | None = None
         running: Running | None = None
@@ -174,11 +198,14 @@ class Workspace:
                 try:
                     yield running
                 finally:
-                    self._running.remove(running)
                     with trio.CancelScope(shield=True), trio.move_on_after(0.5):
                         exit_ = await started.wait()
-            self._take(self._watcher.drain(), also=running)
+            self._take(self._watcher.drain())
         finally:
+            # Only now are its processes gone; a restack before would leave them the old layers.
+            self._starting -= 1
+            if running is not None:
+                self._running.remove(running)
             if turn is not None:
                 self._end(turn, argv, exit_, set() if running is None else running.paths)
 
@@ -186,6 +213,7 @@ class Workspace:
         with self._store.transaction():
             self._take(self._watcher.drain())
             turn = self._store.begin_turn(self.session.id, argv, wish.profile, wish.network)
+            self._last_turn = turn
             self._store.note(
                 "turn.start",
                 session=self.session.id,
@@ -224,21 +252,21 @@ class Workspace:
                 found.append(path)
         return found
 
-    def _take(self, seen: Seen, also: Running | None = None) -> None:
+    def _take(self, seen: Seen) -> None:
         """Record first touches, and who was running while paths changed."""
         self._drop_scratch(seen)
         if not seen.paths:
             return
+        self._is_marked = False
         beside = set(seen.paths)
         for call in self._mutations:
             mine = {p for p in beside if call.owns(p)}
             call.paths |= mine
             beside -= mine
-        running = [*self._running, *([also] if also else [])]
         with self._store.transaction():
             self._store.add_touches(self.session.id, seen.first)
             self._store.open_review(self.session.id)
-            for one in running:
+            for one in self._running:
                 if one.turn is not None:
                     one.paths |= beside
                     self._store.add_authors(self.session.id, one.turn, beside)
@@ -321,9 +349,14 @@ class Workspace:
         if not self._fresh:
             return
         batch, self._fresh = self._fresh, []
-        kept = await trio.to_thread.run_sync(
-            lambda: common.keep(self._base, self._folder.common, batch, budget=self._common_left)
-        )
+
+        def keep() -> dict[bytes, str]:
+            # A tree of its own: the watcher uses `_base` meanwhile, and a Tree keeps the parent it
+            # used last open, so two threads would close and reuse each other's descriptors.
+            with Tree(os.dup(self._base.fd)) as base:
+                return common.keep(base, self._folder.common, batch, budget=self._common_left)
+
+        kept = await trio.to_thread.run_sync(keep)
         sizes = {t.path: t.size for t in batch}
         self._common_left -= sum(sizes[p] for p in kept)
         with self._store.transaction():
@@ -361,9 +394,17 @@ class Workspace:
 
         about 2 ms. With live commands: they are stopped where they can be, and the layer is copied.
         """
-        async with self._decisions:
+        row = await self._checkpoint(label, turn, None)
+        assert row is not None  # no budget was set
+        return row
+
+    async def _checkpoint(
+        self, label: str, turn: int | None, budget: int | None
+    ) -> Checkpoint | None:
+        async with self._decisions, self._restacking:
             self._take(self._watcher.drain())
-            if not self._running:
+            self._is_marked = True
+            if not self._starting:
                 return await self._restacked(
                     lambda: checkpoint.create(
                         self._store, self._where, self.session.id, label=label, turn=turn
@@ -371,24 +412,48 @@ class Workspace:
                 )
             await self._freeze()
             try:
-                row = await trio.to_thread.run_sync(self._clone, label, turn)
+                return await trio.to_thread.run_sync(self._clone, label, turn, budget)
             finally:
                 await self._thaw()
-        return row
 
-    def _clone(self, label: str, turn: int | None) -> Checkpoint:
+    def _clone(self, label: str, turn: int | None, budget: int | None) -> Checkpoint | None:
         with Store.open(self._where.database) as store:
-            row = checkpoint.clone(store, self._where, self.session.id, label=label, turn=turn)
-        assert row is not None  # no budget was set
-        return row
+            return checkpoint.clone(
+                store, self._where, self.session.id, label=label, turn=turn, budget=budget
+            )
+
+    async def _mark(self) -> None:
+        """The automatic checkpoint: what was changed so far, before the next command can spoil it.
+
+        Skipped, and said in the journal, when a copy beside live commands would cost too much or
+        the disk is full: it is a courtesy, the command goes on.
+        """
+        self._take(self._watcher.drain())
+        if self._is_marked or self.settings.checkpoints == "off":
+            return
+        try:
+            row = await self._checkpoint(
+                "before the next command", self._last_turn, checkpoint.CLONE_BUDGET
+            )
+            why = "it would copy too much beside live commands"
+        except (OSError, Failed) as exc:
+            row, why = None, str(exc)
+        if row is None:
+            with contextlib.suppress(Failed):
+                self._store.note(
+                    "checkpoint.skipped",
+                    session=self.session.id,
+                    project=self.session.project,
+                    reason=why,
+                )
 
     async def restore(self, named: str, paths: Sequence[WorkspacePath] = ()) -> Checkpoint:
         """Go back to a checkpoint, wholly or at `paths`; returns the one made of the present state.
 
         Raises: SessionRunning while commands live, NotFound, Refused.
         """
-        async with self._decisions:
-            if self._running:
+        async with self._decisions, self._restacking:
+            if self._starting:
                 raise SessionRunning(
                     "Commands of the session still run; end them first, then restore."
                 )
@@ -398,15 +463,27 @@ class Workspace:
             )
 
     async def _restacked(self, change: Callable[[], Checkpoint]) -> Checkpoint:
-        """Change the layers of a quiet session and show them. If the view cannot follow it is dead
+        """Change the layers of a quiet session and show them. If the view cannot follow, no command
 
-        to writers: the mounted upper would be a frozen layer, so the holder is not used again.
+        starts in it again: its mounted upper would be a layer that checkpoints name.
         """
-        row = change()
+        try:
+            row = change()
+        except OSError as exc:
+            # Half-way the row may name the upper as frozen; recovery sees to it at the next start.
+            self._broken = Failed(
+                f"The checkpoint stopped half-way ({exc.strerror or exc}); nothing is lost: end the "
+                "session and continue it with `deltabox run`."
+            )
+            raise self._broken from exc
         session = self._store.session(self.session.id)
         lowers = [self._folder.layers / name for name in checkpoint.stack_of(session)]
         with trio.CancelScope(shield=True):
-            await self.view.restack(lowers, self._folder.upper, self._folder.work)
+            try:
+                await self.view.restack(lowers, self._folder.upper, self._folder.work)
+            except EngineUnavailable as exc:
+                self._broken = exc
+                raise
         self._watcher.restart(Tree.open(self._folder.upper))
         return row
 
