@@ -14,7 +14,6 @@ than the descriptor has; deltabox-sh relays those through pipes. Not trusted, ch
 
 import contextlib
 import os
-import socket
 import stat
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from deltabox.process import Control, Message
 from deltabox.server.connection import sole
 from deltabox.server.host import Live
 
-KIND = socket.SOCK_SEQPACKET
 MAX_WORDS_BYTES = 4 << 20  # the kernel's own limit for an argument list is 2 MiB by default
 _NULL = (1, 3)  # the device number of /dev/null
 
