@@ -87,7 +87,7 @@ def test_untouched_base_directories_are_never_opened(bench: Bench) -> None:
 
     class Watched(Tree):
         @override
-    def open_at(self, path: WorkspacePath, flags: int, *, mode: int = 0) -> int:
+        def open_at(self, path: WorkspacePath, flags: int, *, mode: int = 0) -> int:
             opened.append(path)
             return super().open_at(path, flags, mode=mode)
 
