@@ -208,7 +208,10 @@ def _matches(patterns: Iterable[str]) -> list[str]:
             except OSError:
                 listings[folder] = []
         prefix = f"{folder}/" if folder else ""
-        found += [prefix + n for n in listings[folder] if n == name or fnmatchcase(n, name)]
+        if any(c in name for c in "*?["):
+            found += [prefix + n for n in listings[folder] if fnmatchcase(n, name)]
+        elif name in listings[folder]:
+            found.append(prefix + name)
     return found
 
 
