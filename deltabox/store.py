@@ -476,11 +476,15 @@ class Store:
 
     def end_turn(
         self, turn: int, *, code: int | None, signal: int | None, shared: bool = False
-    ) -> None:
+    ) -> int:
+        """Returns how long it took, in nanoseconds."""
+        now = time.time_ns()
         self._db.execute(
             "UPDATE turns SET ended_ns=?, code=?, signal=?, shared=? WHERE id=?",
-            (time.time_ns(), code, signal, int(shared), turn),
+            (now, code, signal, int(shared), turn),
         )
+        row = self._db.execute("SELECT started_ns FROM turns WHERE id=?", (turn,)).fetchone()
+        return now - int(row[0])
 
     def turns(self, session: SessionId) -> list[Turn]:
         rows = self._db.execute(

@@ -226,12 +226,12 @@ class Workspace:
     def _end(
         self, turn: int, argv: Sequence[str], exit_: Exit | None, changed: set[WorkspacePath]
     ) -> None:
-        now = time.time_ns()
         code = exit_.code if exit_ else None
         signal = exit_.signal if exit_ else None
         with self._store.transaction():
-            self._store.end_turn(turn, code=code, signal=signal, shared=bool(self._running))
-            began = next(t.started_ns for t in self._store.turns(self.session.id) if t.id == turn)
+            took_ns = self._store.end_turn(
+                turn, code=code, signal=signal, shared=bool(self._running)
+            )
             self._store.note(
                 "turn.end",
                 session=self.session.id,
@@ -239,7 +239,7 @@ class Workspace:
                 turn=turn,
                 code=code,
                 signal=signal,
-                durationNs=now - began,
+                durationNs=took_ns,
                 changed=len(self.changed(changed)),
             )
 
