@@ -7,7 +7,6 @@ upper is written by the mount alone; what this file decides about it goes throug
 import contextlib
 import os
 import stat
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
