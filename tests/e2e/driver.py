@@ -264,13 +264,7 @@ class Agent:
 
 def descendants(pid: int) -> list[int]:
     """Every process below `pid`, seen from the host."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                text = Path("/proc", entry, "stat").read_text()
-                parent = int(text.rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry))
+    children = all_children()
     found: list[int] = []
     todo = [pid]
     while todo:
@@ -278,6 +272,18 @@ def descendants(pid: int) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def all_children() -> dict[int, list[int]]:
+    """Each process that has children, with them."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                text = Path("/proc", entry, "stat").read_text()
+                parent = int(text.rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    return children
 
 
 @contextlib.contextmanager
@@ -316,11 +322,12 @@ def adopting_orphans() -> Iterator[Callable[[], int]]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     set_child_subreaper = 36
+    ours = set(all_children().get(os.getpid(), []))
     assert libc.prctl(set_child_subreaper, 1, 0, 0, 0) == 0
 
     def count() -> int:
         number = 0
-        while pids := descendants(os.getpid()):
+        while pids := [p for p in all_children().get(os.getpid(), []) if p not in ours]:
             number += 1
             fd = os.pidfd_open(pids[0])
             try:
