@@ -508,10 +508,13 @@ class UndoApply(Wire, frozen=True):
 
 
 class Undone(Wire, frozen=True):
+    """commit: the undo itself, which can be undone. viewStale: what a live view may show as it was."""
+
     undone: str
     commit: str
     paths: int
     notes: list[str]
+    view_stale: list[dict[str, Any]] = []
 
 
 # events

@@ -64,13 +64,20 @@ class Host:
         """Raises: NotFound for one that is not here, with where it is."""
         live = self._lives.get(session)
         if live is None or live.is_parked:
-            known = self.store.session(session)  # NotFound for none at all
-            where = "is parked" if live is not None else f"is {known.state}"
             raise NotFound(
-                f"Session {session} {where} and not open here; session.start opens one.",
+                f"Session {session[:80]!r} {self._whereabouts(session)}; session.start opens one, "
+                "session.list lists them.",
                 code="SESSION_NOT_FOUND",
             )
         return live
+
+    def _whereabouts(self, session: str) -> str:
+        if session in self._lives:
+            return "is parked"
+        try:
+            return f"is {self.store.session(session).state} and not open here"
+        except NotFound:
+            return "does not exist"
 
     def find(self, session: str) -> Live | None:
         return self._lives.get(session)

@@ -7,6 +7,7 @@ nobody has it open. What a decision means is the review's business.
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+import msgspec
 import trio
 
 from deltabox.errors import Refused
@@ -204,7 +205,7 @@ async def undo_apply(call: Call, params: m.UndoApply) -> m.Undone:
             return projects.undo(store, host.where, project, params.commit)
 
     async with host.writing(project):
-        return m.Undone(**await finished(work))
+        return msgspec.convert(await finished(work), m.Undone)
 
 
 METHODS: Mapping[str, Method] = {

@@ -103,10 +103,11 @@ class Exec:
             self._ending.set()
 
     async def write(self, data: bytes, *, close: bool = False) -> None:
-        """Into its standard input or terminal; waits while the command does not read.
+        """Into its standard input or terminal; waits for its turn, and while it does not read.
 
         Raises: NotFound when it has ended or its input is closed.
         """
+        await self.started.wait()
         command = self._live()
         stream = command.terminal or command.stdin
         if stream is None:
@@ -121,6 +122,7 @@ class Exec:
                 raise NotFound(f"Exec {self.id} does not read its input any more.") from exc
 
     async def signal(self, number: int) -> None:
+        await self.started.wait()
         await self._live().signal(number)
 
     def resize(self, rows: int, columns: int) -> None:
