@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from typing_extensions import override
 
 from deltabox.engines.delta import Fingerprint, Merged, is_whiteout, make_whiteout, prune
