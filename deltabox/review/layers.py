@@ -134,19 +134,22 @@ def lay(then: Merged, now: Merged, paths: Sequence[WorkspacePath]) -> None:
     written, and quiet. Costs the changes that `then` has. Raises: OSError.
     """
     upper = now.layers[0]
+    modes: dict[WorkspacePath, int] = {}  # given last: a folder may be closed to its owner
     for touched in then.changed():
         path = touched.path
         if not any(is_within(path, chosen) for chosen in paths):
             continue
-        _parents(then, now, path)
-        _clear(upper, path, keep_dir=touched.after is not None and touched.after.kind == "dir")
+        _parents(then, now, path, modes)
         after = touched.after
+        hid = _clear(upper, path, keep_dir=after is not None and after.kind == "dir")
         if after is None:
             if Merged(now.base, now.layers).lookup(path) is not None:
                 make_whiteout(upper, path)
         elif after.kind == "dir":
-            if upper.lstat_or_none(path) is None:
-                _mkdir_like(upper, path, after.st)
+            _open_folder(upper, path, after.st, modes)
+            if hid:
+                # A whiteout or a file stood there and hid what lower layers have below.
+                set_opaque(upper, path, opaque=True)
         elif after.kind != "special":
             copy_entry(
                 after.tree.parent_fd(path),
@@ -155,9 +158,14 @@ def lay(then: Merged, now: Merged, paths: Sequence[WorkspacePath]) -> None:
                 name(path),
                 is_strict=False,
             )
+    for path, mode in sorted(modes.items(), reverse=True):
+        if upper.lstat_or_none(path) is not None:
+            os.chmod(name(path), mode, dir_fd=upper.parent_fd(path))
 
 
-def _parents(then: Merged, now: Merged, path: WorkspacePath) -> None:
+def _parents(
+    then: Merged, now: Merged, path: WorkspacePath, modes: dict[WorkspacePath, int]
+) -> None:
     """Every folder above `path` in the top layer, as the view shows it now, else as it did then."""
     upper = now.layers[0]
     missing = []
@@ -168,25 +176,34 @@ def _parents(then: Merged, now: Merged, path: WorkspacePath) -> None:
     for folder in reversed(missing):
         node = Merged(now.base, now.layers).lookup(folder) or then.lookup(folder)
         if node is not None:
-            _mkdir_like(upper, folder, node.st)
+            _open_folder(upper, folder, node.st, modes)
 
 
-def _clear(upper: Tree, path: WorkspacePath, *, keep_dir: bool) -> None:
+def _clear(upper: Tree, path: WorkspacePath, *, keep_dir: bool) -> bool:
+    """Remove what the layer has at `path`; True when that was an entry which hid a lower one."""
     st = upper.lstat_or_none(path)
     if st is None or (keep_dir and stat.S_ISDIR(st.st_mode)):
-        return
+        return False
     if stat.S_ISDIR(st.st_mode):
         for below, child in reversed(list(upper.walk(path))):
             act = os.rmdir if stat.S_ISDIR(child.st_mode) else os.unlink
             act(name(below), dir_fd=upper.parent_fd(below))
         os.rmdir(name(path), dir_fd=upper.parent_fd(path))
+        upper.forget()  # it may hold one of those folders open, and a new one gets the name
     else:
         os.unlink(name(path), dir_fd=upper.parent_fd(path))
+    return True
 
 
-def _mkdir_like(upper: Tree, path: WorkspacePath, like: os.stat_result) -> None:
+def _open_folder(
+    upper: Tree, path: WorkspacePath, like: os.stat_result, modes: dict[WorkspacePath, int]
+) -> None:
+    """A folder that its owner may write for now; `modes` remembers what it is to have."""
     folder = upper.parent_fd(path)
-    os.mkdir(name(path), 0o700, dir_fd=folder)
+    if upper.lstat_or_none(path) is None:
+        os.mkdir(name(path), 0o700, dir_fd=folder)
+    else:
+        os.chmod(name(path), 0o700, dir_fd=folder)
     if os.geteuid() == 0:
         os.chown(name(path), like.st_uid, like.st_gid, dir_fd=folder, follow_symlinks=False)
-    os.chmod(name(path), stat.S_IMODE(like.st_mode), dir_fd=folder)
+    modes[path] = stat.S_IMODE(like.st_mode)
