@@ -35,23 +35,42 @@ from deltabox.session import checkpoint, common, pending, present
 from deltabox.session.changes import Change, EditableFiles
 from deltabox.session.folder import Folder
 from deltabox.session.order import Order
-from deltabox.session.recipe import owner_of, view_spec
+from deltabox.session.recipe import owner_of, passed_outside, view_spec
 from deltabox.session.target import check_host
 from deltabox.session.tasks import beside
 from deltabox.session.touch import Seen, TouchWatcher
 from deltabox.store import Checkpoint, Session, Store, Touch
 
 
-@dataclass(slots=True)
-class Running:
-    """One command of the session and what it has changed so far. turn: None for a search of ours,
-    which can change nothing."""
+@dataclass(slots=True, eq=False)
+class Author:
+    """A command from before its start to after its end, and what was seen to change meanwhile.
+    shared: another one lived beside it, whose work may be among its paths."""
 
-    turn: int | None
+    turn: int
+    shared: bool = False
+    paths: set[WorkspacePath] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One live command of the session. author: None for a search of ours, which can change nothing."""
+
     command: Command
     has_terminal: bool
-    shared: bool = False  # another command lived beside it, whose work may be among its paths
-    paths: set[WorkspacePath] = field(default_factory=set)
+    author: Author | None
+
+    @property
+    def turn(self) -> int | None:
+        return self.author.turn if self.author else None
+
+    @property
+    def shared(self) -> bool:
+        return self.author is not None and self.author.shared
+
+    @property
+    def paths(self) -> set[WorkspacePath]:
+        return self.author.paths if self.author else set()
 
 
 @dataclass(slots=True)
@@ -96,6 +115,7 @@ class Workspace:
         self._watcher = watcher
         self._bwrap = bwrap
         self._running: list[Running] = []
+        self._authors: list[Author] = []
         self._common_left = settings.limits.common
         self._fresh: list[Touch] = []
         self._has_fresh = trio.Event()
@@ -169,7 +189,7 @@ class Workspace:
                 raise self._broken
             self._starting += 1
         try:
-            turn = self._begin(argv, wish) if is_journaled else None
+            author = self._begin(argv, wish) if is_journaled else None
         except BaseException:
             self._starting -= 1
             raise
@@ -189,26 +209,23 @@ class Workspace:
                     rlimits=built.rlimits,
                 )
             async with starting as started:
-                running = Running(turn, started, isinstance(stdio, Tty))
-                for beside in self._running if is_journaled else ():
-                    if beside.turn is not None:
-                        beside.shared = running.shared = True
+                running = Running(started, isinstance(stdio, Tty), author)
                 self._running.append(running)
                 try:
                     yield running
                 finally:
                     with trio.CancelScope(shield=True), trio.move_on_after(0.5):
                         exit_ = await started.wait()
-            self._take(self._watcher.drain())
         finally:
             # Only now are its processes gone; a restack before would leave them the old layers.
             self._starting -= 1
             if running is not None:
                 self._running.remove(running)
-            if turn is not None:
-                self._end(turn, argv, exit_, set() if running is None else running.paths)
+            if author is not None:
+                self._end(author, argv, exit_)
 
-    def _begin(self, argv: Sequence[str], wish: Wish) -> int:
+    def _begin(self, argv: Sequence[str], wish: Wish) -> Author:
+        """Journal a command that is about to start: its first writes may come before we hear of it."""
         with self._store.transaction():
             self._take(self._watcher.drain())
             turn = self._store.begin_turn(self.session.id, argv, wish.profile, wish.network)
@@ -220,26 +237,32 @@ class Workspace:
                 turn=turn,
                 argv=list(argv),
             )
-        return turn
+        author = Author(turn)
+        for other in self._authors:
+            other.shared = author.shared = True
+        self._authors.append(author)
+        return author
 
-    def _end(
-        self, turn: int, argv: Sequence[str], exit_: Exit | None, changed: set[WorkspacePath]
-    ) -> None:
+    def _end(self, author: Author, argv: Sequence[str], exit_: Exit | None) -> None:
         code = exit_.code if exit_ else None
         signal = exit_.signal if exit_ else None
+        try:
+            self._take(self._watcher.drain())
+        finally:
+            self._authors.remove(author)
         with self._store.transaction():
             took_ns = self._store.end_turn(
-                turn, code=code, signal=signal, shared=bool(self._running)
+                author.turn, code=code, signal=signal, shared=author.shared
             )
             self._store.note(
                 "turn.end",
                 session=self.session.id,
                 project=self.session.project,
-                turn=turn,
+                turn=author.turn,
                 code=code,
                 signal=signal,
                 durationNs=took_ns,
-                changed=len(self.changed(changed)),
+                changed=len(self.changed(author.paths)),
             )
 
     def changed(self, paths: Iterable[WorkspacePath]) -> list[WorkspacePath]:
@@ -265,10 +288,9 @@ class Workspace:
         with self._store.transaction():
             self._store.add_touches(self.session.id, seen.first)
             self._store.open_review(self.session.id)
-            for one in self._running:
-                if one.turn is not None:
-                    one.paths |= beside
-                    self._store.add_authors(self.session.id, one.turn, beside)
+            for one in self._authors:
+                one.paths |= beside
+                self._store.add_authors(self.session.id, one.turn, beside)
         if seen.first:
             self._fresh.extend(seen.first)
             self._has_fresh.set()
@@ -313,7 +335,7 @@ class Workspace:
         changed = self.changed(call.paths)
         with self._store.transaction():
             call.turn = self._store.begin_turn(session, argv, "workspace-write", "off")
-            self._store.end_turn(call.turn, code=code, signal=None, shared=bool(self._running))
+            self._store.end_turn(call.turn, code=code, signal=None, shared=bool(self._authors))
             self._store.add_authors(session, call.turn, call.paths)
             self._store.note(
                 "fs.changed",
@@ -546,7 +568,8 @@ async def open_workspace(
             owner=owner,
             environ=where.environ,
             read_only=[
-                p for p in read_only if not policy.is_graft(p, session.project, where.home)
+                *(p for p in read_only if not policy.is_graft(p, session.project, where.home)),
+                *passed_outside(settings, where, session.project),
             ],
             hidden=(where.state, where.runtime),
         )
