@@ -6,15 +6,19 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from deltabox.config import Config, Places
 from deltabox.engines import delta
-from deltabox.engines.base import Graft, ViewSpec
+from deltabox.engines.base import Access, Graft, ViewSpec
 from deltabox.errors import BadUsage, Refused
 from deltabox.isolation import policy
 from deltabox.paths import Tree, WorkspacePath, display, parse
-from deltabox.session.folder import Folder
+from deltabox.session.folder import Folder, make_private
 from deltabox.store import Session
+
+# Made for each command by the sandbox; a host path shown there would hide it or be hidden.
+_SANDBOXS_OWN = tuple(Path("/", name) for name in ("dev", "etc", "proc", "run", "sys", "var/tmp"))
 
 
 def owner_of(where: Places, project: Path) -> tuple[int, int]:
@@ -44,7 +48,15 @@ def view_spec(
         and not path.is_relative_to(session.project)
     ]
     for number, wish in enumerate(settings.passes):
-        grafts.append(_passed(wish, where, session.project, folder, number))
+        source, access = _passed(wish, where, session.project)
+        if not policy.is_graft(source, session.project, where.home):
+            continue  # the sandbox shows it: `passed_outside`
+        upper = work = None
+        if access == "cow":
+            place = folder.grafts / str(number)
+            make_private(place, owner)
+            upper, work = place / "upper", place / "work"
+        grafts.append(Graft(source, source, access, upper, work))
     lowers = tuple(folder.layers / name for name in json.loads(session.stack))
     mask = folder.mask if settings.deny else None
     if mask is not None:
@@ -79,8 +91,14 @@ def _without_nested(grafts: Sequence[Graft]) -> list[Graft]:
     ]
 
 
-def _passed(wish: str, where: Places, project: Path, folder: Folder, number: int) -> Graft:
-    """`PATH[:ro|cow|rw]` as a graft. Raises: BadUsage, Refused."""
+def passed_outside(settings: Config, where: Places, project: Path) -> list[Path]:
+    """The passed paths that lie where no view stands; the sandbox itself binds them, read-only."""
+    sources = [_passed(wish, where, project)[0] for wish in settings.passes]
+    return [s for s in sources if not policy.is_graft(s, project, where.home)]
+
+
+def _passed(wish: str, where: Places, project: Path) -> tuple[Path, Access]:
+    """`PATH[:ro|cow|rw]` as the real path and the access. Raises: BadUsage, Refused."""
     text, colon, access = wish.rpartition(":")
     if not colon or access not in ("ro", "cow", "rw"):
         text, access = wish, "ro"
@@ -98,10 +116,18 @@ def _passed(wish: str, where: Places, project: Path, folder: Folder, number: int
             )
     if source.is_relative_to(where.state):
         raise Refused(f"--pass {wish}: deltabox's own state cannot be shown to a command.")
-    if access == "cow":
-        place = folder.grafts / str(number)
-        return Graft(source, source, "cow", place / "upper", place / "work")
-    return Graft(source, source, "rw" if access == "rw" else "ro")
+    if not policy.is_graft(source, project, where.home):
+        if access != "ro":
+            raise Refused(
+                f"--pass {wish}: outside your home, /tmp and the project a path can only be shown "
+                "read-only; leave out the access, or pass a folder below one of them."
+            )
+        if any(source.is_relative_to(own) or own.is_relative_to(source) for own in _SANDBOXS_OWN):
+            raise Refused(
+                f"--pass {wish}: the sandbox has its own {display(os.fsencode(source))} or parts of "
+                "it; copy what the command needs to a folder below your home."
+            )
+    return source, cast(Access, access)
 
 
 def make_mask(mask: Path, project: Path, denied: Iterable[str]) -> None:
