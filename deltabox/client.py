@@ -128,6 +128,27 @@ class Client:
             self._routes.pop((kind, name), None)
             send.close()
 
+    @asynccontextmanager
+    async def events(
+        self, **params: Any
+    ) -> AsyncIterator[trio.MemoryReceiveChannel[tuple[str, Result]]]:
+        """Events (the members of events.subscribe choose which) for the life of the context."""
+        name = f"py-{os.urandom(4).hex()}"
+        async with self.notifications("subscription", name) as channel:
+            await self.call("events.subscribe", subscription=name, **params)
+            try:
+                yield channel
+            finally:
+                channel.close()
+                with trio.CancelScope(shield=True), trio.move_on_after(END_S):
+                    await self._unsubscribe(name)
+
+    async def _unsubscribe(self, name: str) -> None:
+        try:
+            await self.call("events.unsubscribe", subscription=name)
+        except DeltaboxError:
+            return  # the connection has gone, and the subscription with it
+
     async def _send(self, line: bytes) -> None:
         async with self._sending:
             try:

@@ -521,8 +521,10 @@ class Undone(Wire, frozen=True):
 
 
 class Subscribe(Wire, frozen=True):
-    """after: the last seq you have; left out, only what happens from now on."""
+    """after: the last seq you have; left out, only what happens from now on. subscription: your own
+    name for it, so that no event comes before you know whom it is for."""
 
+    subscription: ExecName | None = None
     after: Seq | None = None
     session: str | None = None
     project_root: str | None = None

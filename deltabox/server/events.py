@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from deltabox.errors import NotFound
+from deltabox.errors import BadUsage, NotFound
 from deltabox.protocol import messages as m
 from deltabox.server.connection import Call
 from deltabox.server.dispatch import Method
@@ -30,11 +30,14 @@ async def subscribe(call: Call, params: m.Subscribe) -> m.Subscribed:
     project = None if params.project_root is None else project_of(params.project_root)
     newest = store.last_event()
     after = newest if params.after is None else params.after
-    name = f"sub{next(_names)}"
+    name = params.subscription or f"sub{next(_names)}"
+    if name in call.connection.subscriptions:
+        raise BadUsage(f"The subscription {name!r} is there already; choose another name.")
+
+    scope = call.connection.subscriptions[name] = trio.CancelScope()
 
     async def pump() -> None:
-        with trio.CancelScope() as scope:
-            call.connection.subscriptions[name] = scope
+        with scope:
             await call.replied.wait()
             await _pump(call, name, after, params.session, project)
 

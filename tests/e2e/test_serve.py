@@ -287,20 +287,17 @@ async def test_when_nobody_can_be_asked_the_configured_answer_holds(world: World
 
 async def test_events_come_once_in_order_and_can_be_taken_up_again(world: World) -> None:
     async with world.session() as session:
-        first = await session.client.call("events.subscribe", after=0)
         seen: list[client.Result] = []
-        async with session.client.notifications("subscription", first["subscription"]) as told:
+        async with session.client.events(after=0) as told:
             await session.run("echo 1 > n1")
             while not seen or seen[-1]["kind"] != "turn.end":
                 seen.append((await told.receive())[1])
-            await session.client.call("events.unsubscribe", subscription=first["subscription"])
         kinds = [e["kind"] for e in seen]
         assert kinds == ["session.start", "turn.start", "turn.end"]
         last = seen[-1]["seq"]
         await session.diff()
         await session.commit()
-        resumed = await session.client.call("events.subscribe", after=last, session=session.id)
-        async with session.client.notifications("subscription", resumed["subscription"]) as told:
+        async with session.client.events(after=last, session=session.id) as told:
             # Another process's deed is in the same journal.
             world.cli("undo")
             later = [(await told.receive())[1] for _ in range(2)]
