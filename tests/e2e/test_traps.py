@@ -192,7 +192,7 @@ def test_no_process_is_left_after_a_run(box: Box) -> None:
 
 
 # Counting calls shows growth at any size; the nightly run takes the sizes of real projects.
-SMALL, LARGE = (8_000, 100_000) if os.environ.get("DELTABOX_NIGHTLY") else (2_000, 22_000)
+SMALL, LARGE = (8_000, 100_000) if os.environ.get("DELTABOX_NIGHTLY") else (1_000, 16_000)
 
 
 def fill(project: Path, files: int) -> None:
@@ -206,11 +206,11 @@ def fill(project: Path, files: int) -> None:
         os.close(fd)
 
 
-def calls_of_a_run(box: Box, *words: str | Path) -> int:
-    """System calls of `deltabox run` and everything below it, counted by strace."""
+def calls_below(box: Box, *words: str | Path) -> int:
+    """System calls of a command and everything below it, counted by strace."""
     report = box.root / "calls"
     options = ("-f", "-qq", "-c", "-U", "calls,name", "-o", report)
-    box.native("strace", *options, COMMAND, *words).ok()
+    box.native("strace", *options, *words).ok()
     rows = [line.split() for line in report.read_text().splitlines()]
     return sum(
         int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1] != "total"
@@ -223,18 +223,18 @@ def test_work_of_a_start_does_not_grow_with_the_project(box: Box) -> None:
     run = ("run", "--review", "keep", "--", "sh", "-c", "echo x > f; rm f")
     box.deltabox(*run).ok()  # the first one makes the state
     fill(box.project, SMALL)
-    small = calls_of_a_run(box, *run)
-    control = calls_of_a_run(box, "run", "--", "find", box.project / "many0")
+    small = calls_below(box, COMMAND, *run)
+    control = calls_below(box, "find", box.project / "many0", "-size", "1")
     fill_more = box.project / "more"
     fill_more.mkdir()
     fill(fill_more, LARGE - SMALL)
     try:
-        large = calls_of_a_run(box, *run)
+        large = calls_below(box, COMMAND, *run)
     finally:
         shutil.rmtree(fill_more)
     assert control > 1000, "the control: the count sees a walk"
     assert small > 1000
-    # Some calls are waits, whose number is the scheduler's; a look at each entry would add 20,000.
+    # Some calls are waits, whose number is the scheduler's; a look at each entry would add 15,000.
     assert large < small + 2000
 
 
