@@ -94,10 +94,14 @@ class Exec:
     _grace_s: float = GRACE_S
     _feeding: trio.Lock = field(default_factory=trio.Lock)
     _window: "Window | None" = None
+    _draining: trio.CancelScope | None = None
 
     def cancel(self, *, grace_s: float = GRACE_S) -> None:
-        """TERM now, the end of everything after the grace. Before its turn it never starts."""
-        if not self.finished.is_set() and not self._ending.is_set():
+        """TERM now, the end of everything after the grace. Before its turn it never starts; when it
+        has ended and its client does not take the output, the rest of that is dropped."""
+        if self._draining is not None:
+            self._draining.deadline = min(self._draining.deadline, trio.current_time() + grace_s)
+        elif not self.finished.is_set() and not self._ending.is_set():
             self.cancelled = True
             self._grace_s = grace_s
             self._ending.set()
@@ -324,7 +328,9 @@ class Execs:
                     reading.start_soon(self._read, one, name, stream, capture, sink)
                 exit_ = await command.wait()
                 one._ending.set()  # noqa: SLF001
-                reading.cancel_scope.deadline = trio.current_time() + DRAIN_S
+                patience_s = one._grace_s if one.cancelled else DRAIN_S  # noqa: SLF001
+                reading.cancel_scope.deadline = trio.current_time() + patience_s
+                one._draining = reading.cancel_scope  # noqa: SLF001
             watching.cancel_scope.cancel()
         return exit_
 

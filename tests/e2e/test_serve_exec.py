@@ -260,7 +260,16 @@ async def _until(shell: client.Exec, words: bytes) -> bytes:
 
 
 async def test_signals_by_name_and_number(world: World) -> None:
-    script = "trap 'echo usr' USR1; trap 'echo int; exit 0' INT; echo ready; while :; do sleep 0.02; done"
+    # One process: the signal goes to the whole group, and a shell would tell of its child's death.
+    script = [
+        "python3",
+        "-c",
+        "import signal, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('usr', flush=True))\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()\n",
+    ]
     async with world.session() as session, session.exec(script) as running:
         assert await anext(running) == ("stdout", b"ready\n")
         await running.signal("USR1")
