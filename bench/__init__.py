@@ -8,5 +8,6 @@
   reviews.py       many changed paths: list, commit, discard, undo
   __main__.py      arguments and the table
 
-`python -m bench --quick` takes about a minute, all of it about four. Never part of the tests.
+`python -m bench --quick` takes about a minute, all of it about five, most of that for making and
+removing 100,000 files. Never part of the tests.
 """

@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     # Byte code is cached for a user; a development shell often forbids it and would measure that.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        _say("this machine is busy with something else: ratios hold roughly, milliseconds do not")
     rows, failed = trio.run(_measure, args.only or list(GROUPS), args.quick)
     print(table(rows))
     if args.json is not None:
