@@ -264,10 +264,10 @@ async def test_signals_by_name_and_number(world: World) -> None:
     script = [
         "python3",
         "-c",
-        "import signal, sys\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: print('usr', flush=True))\n"
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'usr\\n'))\n"
         "signal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n"
-        "print('ready', flush=True)\n"
+        "os.write(1, b'ready\\n')\n"
         "while True: signal.pause()\n",
     ]
     async with world.session() as session, session.exec(script) as running:
