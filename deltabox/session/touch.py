@@ -14,11 +14,12 @@ import errno
 import os
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from deltabox.engines.delta import Fingerprint, Kind
-from deltabox.paths import ROOT, Tree, WorkspacePath, is_within, join
+from deltabox.paths import ROOT, Tree, WorkspacePath, is_within, join, parent
+from deltabox.review import gitunit
 from deltabox.store import Touch
 
 _MODIFY = 0x2
@@ -67,6 +68,7 @@ class TouchWatcher:
         self._path_of: dict[int, WorkspacePath] = {}
         self._moves: dict[int, WorkspacePath] = {}
         self._missed = False
+        self._tracked: frozenset[bytes] | None = None
         self._shut: set[WorkspacePath] = set()
         self.fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
@@ -206,7 +208,23 @@ class TouchWatcher:
         seen.paths.add(path)
         if path not in self._known:
             self._known.add(path)
-            seen.first.append(fingerprint(self._base, path, since_ns=self._since_ns))
+            touch = fingerprint(self._base, path, since_ns=self._since_ns)
+            if touch.type == ABSENT and self._has_gone(path):
+                touch = replace(touch, drifted=True)
+            seen.first.append(touch)
+
+    def _has_gone(self, path: WorkspacePath) -> bool:
+        """Whether the user has deleted `path` since the view began: git knows it, and its folder has
+
+        changed since. The view may have shown the agent the old file all the same, so what looks
+        like a new file is one that the user wanted gone. What git does not know passes as new.
+        """
+        folder = self._base.lstat_or_none(parent(path))
+        if folder is None or folder.st_mtime_ns <= self._since_ns:
+            return False
+        if self._tracked is None:
+            self._tracked = tracked(self._base)
+        return path in self._tracked
 
 
 def fingerprint(base: Tree, path: WorkspacePath, *, since_ns: int) -> Touch:
@@ -225,6 +243,17 @@ def fingerprint(base: Tree, path: WorkspacePath, *, since_ns: int) -> Touch:
     return Touch(
         path, now.type, now.ino, now.size, now.mtime_ns, now.ctime_ns, now.mode, drifted, None
     )
+
+
+def tracked(base: Tree) -> frozenset[bytes]:
+    """The paths in the index of the project's own git; none where there is none to read."""
+    try:
+        fd = base.open_file(WorkspacePath(b".git/index"))
+    except OSError:
+        return frozenset()
+    with os.fdopen(fd, "rb") as file:
+        entries = gitunit.parse_index(file.read(gitunit.INDEX_LIMIT_BYTES))
+    return frozenset(entry[0] for entry in entries or ())
 
 
 def recorded(touch: Touch) -> Fingerprint | None:
