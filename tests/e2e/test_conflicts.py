@@ -186,3 +186,21 @@ def test_project_that_is_gone_is_named_and_the_review_stays(box: Box) -> None:
 def session_of(box: Box) -> str:
     rows = box.deltabox("sessions", "--all", "--json", cwd=box.home).ok().json["sessions"]
     return str(rows[-1]["session"])
+
+
+def test_a_tracked_file_deleted_before_the_agent_touches_it_does_not_come_back(box: Box) -> None:
+    make(box)
+    box.make_repository()
+    with box.agent("cat f; ls; meet started; echo agent >> f; echo x > fresh; meet done") as agent:
+        agent.reaches("started")
+        (box.project / "f").unlink()
+        agent.goes_on()
+        agent.reaches("done")
+        agent.goes_on()
+        agent.ends()
+    box.deltabox("commit").ended(3)
+    # Not a word about the new file, though its folder has changed as well: git never knew it.
+    assert list(conflicts(box)) == ["f"]
+    box.deltabox("commit", "--on-conflict", "skip").ok()
+    assert not (box.project / "f").exists()
+    assert box.read("fresh") == "x\n"
