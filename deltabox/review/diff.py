@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,9 +21,9 @@ from deltabox.engines.delta import (
     is_foreign_xattr,
 )
 from deltabox.paths import Tree, WorkspacePath, display, is_within, name, parent
-from deltabox.review import gitpaths, risk
+from deltabox.review import gitunit, risk
 from deltabox.review.digest import digest
-from deltabox.review.model import Change, ChangeKind, Conflict, GitUnit, Review
+from deltabox.review.model import Change, ChangeKind, Conflict, Review
 from deltabox.review.patch import hunks_of, line_count, line_stats
 
 # Above this a side is hashed as a stream and has no line diff: libgit2 takes about 1 s for two
@@ -62,7 +62,7 @@ def build(
     since_ns: int,
     drifted: Collection[WorkspacePath] = (),
     authors: Mapping[WorkspacePath, Sequence[str]] | None = None,
-    common: Callable[[WorkspacePath], bytes | None] = lambda _path: None,
+    ours: Mapping[WorkspacePath, Fingerprint] | None = None,
     detail: Literal["bare", "stat", "full"] = "stat",
     text_limit_bytes: int = TEXT_LIMIT_BYTES,
     is_moving: bool = False,
@@ -75,8 +75,7 @@ def build(
             builds on what the base has now, unless that is newer than `since_ns`.
         since_ns: when the session began, by the clock of the base's file system.
         drifted: paths whose base was already newer than the session at first touch.
-        authors: who made a path change, shown as it is. common: a file's content as it was before
-            both sides changed it, where it was kept; git's files are merged by it.
+        authors: who made a path change, shown as it is. ours: what earlier commits left in the base.
         detail: `bare` leaves out line counts, which is enough to decide (same changes, same digest);
             `full` adds hunks; patch text is `review.text.patch`'s, on demand.
     Raises: OSError when a side cannot be listed; a file or directory that cannot be read becomes a
@@ -97,18 +96,7 @@ def build(
             deleted[change.path] = touched.before
     _refuse_unreadable(changes, merged)
     changes = looked.pair_renames(changes, deleted)
-    units: list[GitUnit] = []
-    if any(gitpaths.unit_of(c.path) is not None for c in changes):
-        from deltabox.review import gitunit  # most reviews have no git in them
-
-        changes, units = gitunit.gather(
-            changes,
-            merged,
-            since_ns=since_ns,
-            fingerprints=fingerprints,
-            drifted=drifted,
-            common=common,
-        )
+    changes, units = gitunit.gather(changes, merged, since_ns=since_ns, ours=ours or {})
     changes.sort(key=lambda c: c.path)
     _hide_directories(changes)
     return Review(digest=digest(changes), changes=changes, units=units, is_moving=is_moving)
@@ -269,7 +257,7 @@ class _Look:
         """
         gone: dict[int, list[Change]] = {}
         for change in changes:
-            is_free = change.conflict is None and gitpaths.unit_of(change.path) is None
+            is_free = change.conflict is None and gitunit.unit_of(change.path) is None
             if is_free and change.path in deleted and change.size_before:
                 gone.setdefault(change.size_before, []).append(change)
         if not gone:
@@ -278,7 +266,7 @@ class _Look:
             c
             for c in changes
             if c.kind == "added" and c.type == "file" and c.size_after in gone and not c.refused
-            if gitpaths.unit_of(c.path) is None
+            if gitunit.unit_of(c.path) is None
         ]
         # By content and name, and by content alone; each list in path order, taken from the front.
         named: dict[tuple[str, bytes], deque[Change]] = {}
