@@ -82,6 +82,10 @@ async def serve(where: Places, *, stop_grace_ms: int = m.STOP_GRACE_MS) -> None:
 
 async def _until_signal(connection: Connection, all_of_it: trio.CancelScope) -> None:
     wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # What the receiver puts back at its end: by then a further signal has nothing to ask for, and
+    # the default would turn an orderly stop into a death.
+    for number in wanted:
+        signal.signal(number, signal.SIG_IGN)
     with trio.open_signal_receiver(*wanted) as received:
         async for _ in received:
             connection.stop()
