@@ -140,8 +140,9 @@ async def test_environment_of_any_size_arrives_whole() -> None:
 async def test_command_starts_with_usual_signals() -> None:
     # What whoever started us ignores or blocks would be inherited over exec: nohup, for one.
     under = [b"/bin/sh", b"-c", b'trap \'\' INT HUP PIPE; exec "$0" "$@"']
-    check = b"grep -qx 'SigBlk:\t0*' /proc/self/status && grep -qx 'SigIgn:\t0*' /proc/self/status"
-    async with init(b"/bin/sh", b"-c", check, under=under) as (control, _):
+    # Without a shell in between, which blocks signals for moments of its own.
+    check = [b"/bin/grep", b"-zqP", rb"SigBlk:\t0+\nSigIgn:\t0+\n", b"/proc/self/status"]
+    async with init(*check, under=under) as (control, _):
         assert [await say(control) for _ in range(3)] == [b"ready 0", b"started", b"exit 0"]
 
 
