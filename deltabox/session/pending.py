@@ -505,8 +505,16 @@ def _open_look(
 
 
 def stamp() -> int:
-    """Now, by the coarse clock that file times are taken from: a later change is never older."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    """A moment by which everything before it has a smaller or equal ctime, everything after a later.
+
+    File times come from a clock that ticks every few milliseconds, or from the exact one where the
+    kernel was asked for a file's time before (6.13 and later). So the exact time is taken, and
+    waited until the ticking clock has passed it: at most one tick, 1 to 10 ms.
+    """
+    now = time.time_ns()
+    while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) <= now:
+        time.sleep(0.0005)
+    return now
 
 
 def settings_of(session: Session) -> Config:

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -137,13 +138,16 @@ async def test_environment_of_any_size_arrives_whole() -> None:
         assert [await say(control) for _ in range(3)] == [b"ready 0", b"started", b"exit 5"]
 
 
-async def test_command_starts_with_usual_signals() -> None:
+async def test_command_starts_with_usual_signals(tmp_path: Path) -> None:
     # What whoever started us ignores or blocks would be inherited over exec: nohup, for one.
     under = [b"/bin/sh", b"-c", b'trap \'\' INT HUP PIPE; exec "$0" "$@"']
+    seen = tmp_path / "status"
     # Without a shell in between, which blocks signals for moments of its own.
-    check = [b"/bin/grep", b"-zqP", rb"SigBlk:\t0+\nSigIgn:\t0+\n", b"/proc/self/status"]
-    async with init(*check, under=under) as (control, _):
+    command = [b"/bin/cp", b"/proc/self/status", bytes(seen)]
+    async with init(*command, under=under) as (control, _):
         assert [await say(control) for _ in range(3)] == [b"ready 0", b"started", b"exit 0"]
+    facts = dict(line.split(":\t", 1) for line in seen.read_text().splitlines() if ":\t" in line)
+    assert (int(facts["SigBlk"], 16), int(facts["SigIgn"], 16)) == (0, 0)
 
 
 async def test_unknown_and_broken_orders_are_ignored() -> None:
