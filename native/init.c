@@ -372,15 +372,16 @@ static int open_terminal(const struct options *o)
 __attribute__((noreturn)) static void run_command(const struct options *o, int terminal, char **env, int report)
 {
 	const char *step = "chdir";
-	struct sigaction usual = {.sa_handler = SIG_DFL};
+	static const unsigned long usual[4]; /* the kernel's sigaction: SIG_DFL, no flags, no mask */
 	sigset_t none;
 	int in = o->tty ? terminal : o->in, out = o->tty ? terminal : o->out, err = o->tty ? terminal : o->err;
 
 	setpgid(0, 0);
 	if (o->tty)
 		tcsetpgrp(terminal, getpid()); /* SIGTTOU is still blocked */
+	/* By number: libc keeps 32 and 33 for itself, and what posix_spawn starts has 32 ignored. */
 	for (int i = 1; i < NSIG; i++)
-		sigaction(i, &usual, NULL);
+		syscall(SYS_rt_sigaction, i, usual, NULL, sizeof(unsigned long));
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	/* The given descriptors are above 2 (the caller's numbers), so no dup2 overwrites a later source. */

@@ -51,7 +51,7 @@ async def test_interrupt_key_reaches_the_foreground_job_only(box: Box) -> None:
         await screen.type(b"PS1=REA''DY-\n")
         await screen.until(b"READY-")
         await screen.type(
-            b"bash -c 'trap \"echo cau''ght; exit\" INT; echo wai''ting; sleep 1000'\n"
+            b"bash -c 'trap \"echo cau''ght; exit\" INT; echo wai''ting; read -r line'\n"
         )
         await screen.until(b"waiting\r\n")
         await screen.type(b"\x03")
